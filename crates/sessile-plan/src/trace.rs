@@ -1,0 +1,89 @@
+//! The trace: everything the discovery pass recorded, and all that planning may rest on.
+//!
+//! ```text
+//!  launch order   F0  F1  ...  B1  B0           one entry a graph launch, one step
+//!  runner B1      streams 0 (origin) and 1 (reduce-scatter)
+//!    stream 0     acquire a   record e0            wait e1  release b   complete  ...  (end)
+//!    stream 1                       wait e0  collective g  release a  record e1
+//! ```
+//!
+//! A runner's `points` are in enqueue order. Two points are ordered if they are on one stream, or if a
+//! `record` precedes one and the matching `wait` precedes the other. Nothing else is assumed, except what
+//! launching graphs always gives (graph-launch order; see `order.rs`).
+
+use serde::{Deserialize, Serialize};
+
+use crate::request::{Request, RequestId};
+
+/// Version of the trace format that this build reads and writes.
+pub const TRACE_VERSION: u32 = 1;
+
+/// A stream inside one runner. 0 is the stream the capture began on.
+pub type StreamIndex = u32;
+
+/// One step of the recorded order inside a runner.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum PointKind {
+    /// Just before the first write of a request.
+    Acquire(RequestId),
+    /// Just after the last read of a request. The request may belong to an earlier runner.
+    Release(RequestId),
+    /// Records an event (numbered inside the runner).
+    Record(u32),
+    /// Waits for an event recorded earlier in the same runner.
+    Wait(u32),
+    /// A collective of the named group. Collectives of one group run in the order they were enqueued.
+    Collective(String),
+    /// The end of stage 1: the next runner may start once this point is reached.
+    Complete,
+}
+
+/// A point and the stream it was enqueued on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Point {
+    /// The stream, numbered inside the runner.
+    pub stream: StreamIndex,
+    /// What was enqueued.
+    pub kind: PointKind,
+}
+
+/// One graph: a module's forward or backward, for one micro-batch slot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Runner {
+    /// Unique name, for people and for agreement between ranks.
+    pub name: String,
+    /// Requests in the order the discovery made them.
+    pub requests: Vec<Request>,
+    /// The recorded order. Empty: nothing is proven, every request lives as long as its runner.
+    #[serde(default)]
+    pub points: Vec<Point>,
+}
+
+/// What one rank discovered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Trace {
+    /// Always `sessile.trace`.
+    pub schema: String,
+    /// [`TRACE_VERSION`].
+    pub version: u32,
+    /// For people.
+    pub name: String,
+    /// All runners.
+    pub runners: Vec<Runner>,
+    /// Launches of one step, as indices into `runners`; a runner may appear more than once.
+    pub launches: Vec<u32>,
+}
+
+impl Trace {
+    /// Value of `schema`.
+    pub const SCHEMA: &'static str = "sessile.trace";
+
+    /// All requests with the index of the runner that makes them.
+    pub fn requests(&self) -> impl Iterator<Item = (usize, &Request)> {
+        self.runners.iter().enumerate().flat_map(|(r, runner)| runner.requests.iter().map(move |q| (r, q)))
+    }
+}
