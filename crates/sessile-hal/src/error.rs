@@ -1,0 +1,189 @@
+//! What a device can run into.
+
+use std::time::Duration;
+
+use sessile_plan::DType;
+
+use crate::MemoryId;
+
+/// An error of a device or of a peer.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// Not enough memory now; permanent while nothing is freed.
+    #[error("rank {rank}: no memory for `{label}`: {requested} bytes asked for, {free} free")]
+    OutOfMemory {
+        /// Where.
+        rank: u32,
+        /// For what.
+        label: String,
+        /// Bytes asked for.
+        requested: u64,
+        /// Bytes left.
+        free: u64,
+    },
+    /// A view would leave its memory.
+    #[error(
+        "{dtype}[{elements}] from {offset} does not fit `{label}` ({memory}, {available} bytes), or is not \
+         aligned to its element size"
+    )]
+    OutOfRange {
+        /// The allocation.
+        memory: MemoryId,
+        /// Its name.
+        label: String,
+        /// Where the view would begin.
+        offset: u64,
+        /// Its length.
+        elements: u64,
+        /// Its element type.
+        dtype: DType,
+        /// Bytes that exist.
+        available: u64,
+    },
+    /// Operands do not fit the kernel or collective.
+    #[error("{kernel}: operands {given:?} do not fit; expected {expected}")]
+    Operands {
+        /// The kernel or collective.
+        kernel: &'static str,
+        /// What it needs.
+        expected: String,
+        /// What it got.
+        given: Vec<(DType, u64)>,
+    },
+    /// Registered memory must begin at a stricter alignment.
+    #[error("window of `{label}`: base must be a multiple of {needed}, is {address:#x}")]
+    WindowAlignment {
+        /// The allocation.
+        label: String,
+        /// Its address.
+        address: u64,
+        /// What the device needs.
+        needed: u64,
+    },
+    /// The memory was allocated for another domain.
+    #[error("`{label}` belongs to {domain}, not to group `{group}`: allocate it from symmetric({group})")]
+    WrongDomain {
+        /// The allocation.
+        label: String,
+        /// Where it came from.
+        domain: String,
+        /// The group that was to use it.
+        group: String,
+    },
+    /// The call is not allowed while capturing.
+    #[error("{call} is not allowed in capture (stream `{stream}`): do it before the capture begins")]
+    ForbiddenInCapture {
+        /// The call.
+        call: &'static str,
+        /// The capturing stream.
+        stream: String,
+    },
+    /// The stream captures already.
+    #[error("stream `{stream}` is capturing already: end or abort that capture first")]
+    AlreadyCapturing {
+        /// The stream.
+        stream: String,
+    },
+    /// No capture began on the stream.
+    #[error("no capture began on stream `{stream}`")]
+    NotCapturing {
+        /// The stream.
+        stream: String,
+    },
+    /// A stream joined the capture and was not waited for.
+    #[error(
+        "stream `{joined}` joined the capture of `{origin}` and was not joined back: wait for its last event"
+    )]
+    CaptureUnjoined {
+        /// The stream the capture began on.
+        origin: String,
+        /// The stream left over.
+        joined: String,
+    },
+    /// A capture waited for an internal event from outside.
+    #[error(
+        "stream `{stream}` waits in capture for an internal event recorded outside it: use an external event"
+    )]
+    CaptureIsolation {
+        /// The capturing stream.
+        stream: String,
+    },
+    /// The capture was broken by an earlier error.
+    #[error("the capture of stream `{stream}` was broken by an earlier error: abort it")]
+    CaptureInvalid {
+        /// The stream.
+        stream: String,
+    },
+    /// A group's ranks are wrong.
+    #[error("group `{name}` of ranks {ranks:?}: {why}")]
+    BadGroup {
+        /// The group.
+        name: String,
+        /// Its ranks.
+        ranks: Vec<u32>,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// A peer did not come in time.
+    #[error(
+        "rank {rank} waited {after:?} for rank {missing} in {what}: it is gone, stuck, or took another path"
+    )]
+    PeerTimeout {
+        /// Who waited.
+        rank: u32,
+        /// Who did not come.
+        missing: u32,
+        /// For what.
+        what: String,
+        /// How long.
+        after: Duration,
+    },
+    /// A peer has gone.
+    #[error("rank {rank}: peer rank {peer} has gone while in {what}")]
+    PeerLost {
+        /// Who noticed.
+        rank: u32,
+        /// Who has gone.
+        peer: u32,
+        /// In what.
+        what: String,
+    },
+    /// Ranks met in different collectives.
+    #[error("group `{group}`, collective {number}: rank {rank} enqueued {have}, rank {peer} enqueued {want}")]
+    CollectiveMismatch {
+        /// The group.
+        group: String,
+        /// Which collective of the group, from 0.
+        number: u64,
+        /// One rank.
+        rank: u32,
+        /// What it enqueued.
+        have: String,
+        /// The other.
+        peer: u32,
+        /// What that one enqueued.
+        want: String,
+    },
+    /// Nothing can run any more and somebody waits.
+    #[error("rank {rank} waits for {what}, and nothing that was enqueued can run")]
+    Stalled {
+        /// Who waits.
+        rank: u32,
+        /// For what.
+        what: String,
+    },
+    /// A handle of another rank or device.
+    #[error("{what} belongs to another device")]
+    ForeignHandle {
+        /// The handle.
+        what: String,
+    },
+}
+
+impl DeviceError {
+    /// Whether the call may succeed later without any change by the caller.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, DeviceError::PeerTimeout { .. })
+    }
+}
