@@ -3,9 +3,14 @@
 //! The log is what the checker reads. It holds no times and no plan: only stream order, events, graph edges,
 //! collectives and host waits, so that order can be proven from it alone.
 
+mod error;
+mod json;
 mod recorded;
+mod validate;
 
-pub use recorded::Recorded;
+pub use error::LogError;
+pub use json::{LOG_SCHEMA, MAX_LOG_BYTES, read_log, write_log};
+pub use recorded::{LogLevel, Recorded, RecordedComm, RecordedEvent, RecordedGraph};
 
 use serde::{Deserialize, Serialize};
 

@@ -1,0 +1,1 @@
+//! The happens-before checker.
