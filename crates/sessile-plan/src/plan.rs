@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    format::at_most,
+    limits::REQUESTS_MAX,
     options::{LaunchOrder, PlanOptions},
     request::{Domain, RequestId},
 };
@@ -66,6 +68,7 @@ pub struct Plan {
     /// Arenas, in order of domain.
     pub arenas: Vec<Arena>,
     /// Views, in order of request id.
+    #[serde(deserialize_with = "at_most::<_, _, REQUESTS_MAX>")]
     pub views: Vec<View>,
     /// Fences, sorted.
     pub fences: Vec<Fence>,

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::{format::at_most, limits::RANK_MAX};
+
 /// Alignment of every view inside an arena, in bytes.
 pub const VIEW_ALIGN: u64 = 256;
 
@@ -113,8 +115,10 @@ pub struct RequestSpec {
     /// Element type.
     pub dtype: DType,
     /// Shape as allocated (padded).
+    #[serde(deserialize_with = "at_most::<_, _, RANK_MAX>")]
     pub shape: Vec<u64>,
     /// Shape before padding and sharding. The `ring:N` baseline keys its slots by it.
+    #[serde(deserialize_with = "at_most::<_, _, RANK_MAX>")]
     pub unsharded_shape: Vec<u64>,
     /// Where the bytes must come from.
     pub domain: Domain,
@@ -155,10 +159,61 @@ impl fmt::Display for RequestSpec {
 
 /// One buffer that a runner needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "RequestForm")]
 pub struct Request {
     /// Identity inside the trace.
     pub id: RequestId,
     /// What is asked for.
     #[serde(flatten)]
     pub spec: RequestSpec,
+}
+
+/// A request as it is read. Written out field by field, because serde lets unknown fields pass through `flatten`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RequestForm {
+    id: RequestId,
+    weight: String,
+    role: Role,
+    dtype: DType,
+    #[serde(deserialize_with = "at_most::<_, _, RANK_MAX>")]
+    shape: Vec<u64>,
+    #[serde(deserialize_with = "at_most::<_, _, RANK_MAX>")]
+    unsharded_shape: Vec<u64>,
+    domain: Domain,
+    #[serde(default)]
+    group: Option<String>,
+    #[serde(default)]
+    expert: Option<u32>,
+    #[serde(default)]
+    accumulates_into: Option<String>,
+}
+
+impl From<RequestForm> for Request {
+    fn from(form: RequestForm) -> Request {
+        let RequestForm {
+            id,
+            weight,
+            role,
+            dtype,
+            shape,
+            unsharded_shape,
+            domain,
+            group,
+            expert,
+            accumulates_into,
+        } = form;
+        let spec = RequestSpec {
+            weight,
+            role,
+            dtype,
+            shape,
+            unsharded_shape,
+            domain,
+            group,
+            expert,
+            accumulates_into,
+        };
+        Request { id, spec }
+    }
 }

@@ -9,11 +9,15 @@
 //!
 //! A runner's `points` are in enqueue order. Two points are ordered if they are on one stream, or if a
 //! `record` precedes one and the matching `wait` precedes the other. Nothing else is assumed, except what
-//! launching graphs always gives (graph-launch order; see `order.rs`).
+//! launching graphs always gives (graph-launch order; see the module `order`).
 
 use serde::{Deserialize, Serialize};
 
-use crate::request::{Request, RequestId};
+use crate::{
+    format::at_most,
+    limits::{LAUNCHES_MAX, POINTS_MAX, REQUESTS_MAX, RUNNERS_MAX},
+    request::{Request, RequestId},
+};
 
 /// Version of the trace format that this build reads and writes.
 pub const TRACE_VERSION: u32 = 1;
@@ -56,9 +60,10 @@ pub struct Runner {
     /// Unique name, for people and for agreement between ranks.
     pub name: String,
     /// Requests in the order the discovery made them.
+    #[serde(deserialize_with = "at_most::<_, _, REQUESTS_MAX>")]
     pub requests: Vec<Request>,
     /// The recorded order. Empty: nothing is proven, every request lives as long as its runner.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "at_most::<_, _, POINTS_MAX>")]
     pub points: Vec<Point>,
 }
 
@@ -73,8 +78,10 @@ pub struct Trace {
     /// For people.
     pub name: String,
     /// All runners.
+    #[serde(deserialize_with = "at_most::<_, _, RUNNERS_MAX>")]
     pub runners: Vec<Runner>,
     /// Launches of one step, as indices into `runners`; a runner may appear more than once.
+    #[serde(deserialize_with = "at_most::<_, _, LAUNCHES_MAX>")]
     pub launches: Vec<u32>,
 }
 

@@ -1,0 +1,246 @@
+//! Does a trace mean anything? Everything that planning rests on is checked here, once.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    error::TraceError,
+    limits::{
+        LAUNCHED_MAX, LAUNCHES_MAX, NAME_BYTES_MAX, POINTS_MAX, RANK_MAX, REQUESTS_MAX, RUNNERS_MAX,
+        STREAMS_MAX, TOTAL_BYTES_MAX,
+    },
+    request::{Domain, RequestId, RequestSpec, Role},
+    trace::{PointKind, TRACE_VERSION, Trace},
+};
+
+/// Checks the meaning of a trace: unique names and ids, launches that exist, sizes that fit, and points in an
+/// order that can happen.
+///
+/// # Errors
+/// The first fault found, with its field, value and remedy.
+pub fn check_trace(trace: &Trace) -> Result<(), TraceError> {
+    if trace.schema != Trace::SCHEMA {
+        let found = trace.schema.chars().take(80).collect();
+        return Err(TraceError::Schema { found, expected: Trace::SCHEMA });
+    }
+    if trace.version != TRACE_VERSION {
+        return Err(TraceError::Version { found: trace.version.into(), expected: TRACE_VERSION });
+    }
+    if trace.name.len() > NAME_BYTES_MAX {
+        return Err(TraceError::NameLength {
+            field: "name".into(),
+            bytes: trace.name.len(),
+            limit: NAME_BYTES_MAX,
+        });
+    }
+    check_counts(trace)?;
+    let order = check_launches(trace)?;
+    let owners = check_requests(trace)?;
+    check_points(trace, &owners, &order)
+}
+
+/// First and last launch of a runner.
+#[derive(Clone, Copy)]
+struct Launched {
+    first: usize,
+    last: usize,
+}
+
+fn limit(field: &str, count: usize, limit: usize) -> Result<(), TraceError> {
+    if count <= limit {
+        return Ok(());
+    }
+    Err(TraceError::TooMany { field: field.into(), count: count as u64, limit: limit as u64 })
+}
+
+fn check_counts(trace: &Trace) -> Result<(), TraceError> {
+    limit("runners", trace.runners.len(), RUNNERS_MAX)?;
+    limit("launches", trace.launches.len(), LAUNCHES_MAX)?;
+    limit(
+        "requests of all runners",
+        trace.runners.iter().map(|runner| runner.requests.len()).sum(),
+        REQUESTS_MAX,
+    )?;
+    limit("points of all runners", trace.runners.iter().map(|runner| runner.points.len()).sum(), POINTS_MAX)
+}
+
+fn check_launches(trace: &Trace) -> Result<Vec<Launched>, TraceError> {
+    if trace.launches.is_empty() {
+        return Err(TraceError::NoLaunches);
+    }
+    let mut order: Vec<Option<Launched>> = vec![None; trace.runners.len()];
+    let mut launched = 0u64;
+    for (position, &runner) in trace.launches.iter().enumerate() {
+        let Some(seen) = order.get_mut(runner as usize) else {
+            return Err(TraceError::LaunchOutOfRange { position, runner, runners: trace.runners.len() });
+        };
+        seen.get_or_insert(Launched { first: position, last: position }).last = position;
+        let runner = &trace.runners[runner as usize];
+        launched += (runner.requests.len() + runner.points.len() + 2) as u64;
+    }
+    if launched > LAUNCHED_MAX {
+        let field = "requests and points of all launches".into();
+        return Err(TraceError::TooMany { field, count: launched, limit: LAUNCHED_MAX });
+    }
+    order
+        .into_iter()
+        .enumerate()
+        .map(|(index, seen)| {
+            seen.ok_or_else(|| TraceError::NeverLaunched { runner: trace.runners[index].name.clone(), index })
+        })
+        .collect()
+}
+
+fn check_requests(trace: &Trace) -> Result<BTreeMap<RequestId, usize>, TraceError> {
+    let mut names: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut owners = BTreeMap::new();
+    let mut total = 0u64;
+    for (r, runner) in trace.runners.iter().enumerate() {
+        check_name(&runner.name, || format!("runners[{r}].name"))?;
+        if let Some(first) = names.insert(&runner.name, r) {
+            return Err(TraceError::DuplicateRunner { first, second: r, name: runner.name.clone() });
+        }
+        for (q, request) in runner.requests.iter().enumerate() {
+            let field = || format!("runners[{r}].requests[{q}]");
+            if let Some(first) = owners.insert(request.id, r) {
+                let runner = trace.runners[first].name.clone();
+                return Err(TraceError::DuplicateRequest { field: field(), id: request.id, runner });
+            }
+            check_spec(&request.spec, &field)?;
+            let bytes = request.spec.aligned_bytes().and_then(|bytes| bytes.checked_add(total));
+            total = match bytes {
+                Some(bytes) if bytes < TOTAL_BYTES_MAX => bytes,
+                _ => {
+                    let (field, shape) = (format!("{}.shape", field()), request.spec.shape.clone());
+                    return Err(TraceError::TooManyBytes { field, shape, limit: TOTAL_BYTES_MAX });
+                }
+            };
+        }
+    }
+    Ok(owners)
+}
+
+fn check_spec(spec: &RequestSpec, field: &dyn Fn() -> String) -> Result<(), TraceError> {
+    for (part, shape) in [("shape", &spec.shape), ("unsharded_shape", &spec.unsharded_shape)] {
+        if shape.len() > RANK_MAX {
+            let (count, limit) = (shape.len() as u64, RANK_MAX as u64);
+            return Err(TraceError::TooMany { field: format!("{}.{part}", field()), count, limit });
+        }
+        if shape.contains(&0) {
+            return Err(TraceError::EmptyShape {
+                field: format!("{}.{part}", field()),
+                shape: shape.clone(),
+            });
+        }
+    }
+    let within = |part: &str, name: &str| check_name(name, || format!("{}.{part}", field()));
+    if spec.weight.len() > NAME_BYTES_MAX {
+        within("weight", &spec.weight)?;
+    }
+    if let Role::User(name) = &spec.role {
+        within("role", name)?;
+    }
+    if let Domain::Symmetric(group) = &spec.domain {
+        within("domain", group)?;
+    }
+    for (part, name) in [("group", &spec.group), ("accumulates_into", &spec.accumulates_into)] {
+        if let Some(name) = name {
+            within(part, name)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_name(name: &str, field: impl Fn() -> String) -> Result<(), TraceError> {
+    if (1..=NAME_BYTES_MAX).contains(&name.len()) {
+        return Ok(());
+    }
+    Err(TraceError::NameLength { field: field(), bytes: name.len(), limit: NAME_BYTES_MAX })
+}
+
+fn check_points(
+    trace: &Trace,
+    owners: &BTreeMap<RequestId, usize>,
+    order: &[Launched],
+) -> Result<(), TraceError> {
+    // Index of the acquire point; releases can be checked only once all acquires are known.
+    let mut acquired: BTreeMap<RequestId, usize> = BTreeMap::new();
+    for (r, runner) in trace.runners.iter().enumerate() {
+        let mut recorded = BTreeSet::new();
+        let mut completed = false;
+        for (at, point) in runner.points.iter().enumerate() {
+            let field = || format!("runners[{r}].points[{at}]");
+            if point.stream >= STREAMS_MAX {
+                return Err(TraceError::StreamOutOfRange {
+                    field: field(),
+                    stream: point.stream,
+                    limit: STREAMS_MAX,
+                });
+            }
+            match &point.kind {
+                PointKind::Acquire(request) => {
+                    let Some(&owner) = owners.get(request) else {
+                        return Err(TraceError::UnknownRequest { field: field(), request: *request });
+                    };
+                    if owner != r {
+                        let owner = trace.runners[owner].name.clone();
+                        return Err(TraceError::AcquireElsewhere {
+                            field: field(),
+                            request: *request,
+                            owner,
+                        });
+                    }
+                    if acquired.insert(*request, at).is_some() {
+                        return Err(TraceError::Repeated {
+                            field: field(),
+                            action: "acquire",
+                            request: *request,
+                        });
+                    }
+                }
+                PointKind::Record(event) => {
+                    if !recorded.insert(*event) {
+                        return Err(TraceError::DuplicateRecord { field: field(), event: *event });
+                    }
+                }
+                PointKind::Wait(event) => {
+                    if !recorded.contains(event) {
+                        return Err(TraceError::WaitBeforeRecord { field: field(), event: *event });
+                    }
+                }
+                PointKind::Collective(group) => check_name(group, || format!("{}.kind.collective", field()))?,
+                PointKind::Complete => {
+                    if std::mem::replace(&mut completed, true) {
+                        return Err(TraceError::SecondComplete {
+                            field: field(),
+                            runner: runner.name.clone(),
+                        });
+                    }
+                }
+                PointKind::Release(_) => {}
+            }
+        }
+    }
+    let mut released = BTreeSet::new();
+    for (r, runner) in trace.runners.iter().enumerate() {
+        for (at, point) in runner.points.iter().enumerate() {
+            let PointKind::Release(request) = point.kind else { continue };
+            let field = || format!("runners[{r}].points[{at}]");
+            let Some(&owner) = owners.get(&request) else {
+                return Err(TraceError::UnknownRequest { field: field(), request });
+            };
+            if !released.insert(request) {
+                return Err(TraceError::Repeated { field: field(), action: "release", request });
+            }
+            let acquire = acquired.get(&request).copied();
+            let early = if owner == r { acquire > Some(at) } else { order[r].last <= order[owner].first };
+            if early {
+                let acquired = match acquire {
+                    Some(acquire) => format!("runners[{owner}].points[{acquire}] acquires it"),
+                    None => format!("runner `{}` first needs it", trace.runners[owner].name),
+                };
+                return Err(TraceError::ReleaseBeforeAcquire { field: field(), request, acquired });
+            }
+        }
+    }
+    Ok(())
+}

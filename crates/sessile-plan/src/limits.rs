@@ -1,0 +1,31 @@
+//! Every limit on what a trace or plan may hold, in one place. Beyond them is an error, never a slow path.
+
+/// Bytes of one JSON document.
+pub const DOCUMENT_BYTES_MAX: usize = 64 << 20;
+/// Requests of one trace.
+pub const REQUESTS_MAX: usize = 1 << 20;
+/// Runners of one trace.
+pub const RUNNERS_MAX: usize = 1 << 16;
+/// Points of one trace.
+pub const POINTS_MAX: usize = 1 << 22;
+/// Launches of one step.
+pub const LAUNCHES_MAX: usize = 1 << 20;
+/// Requests and points of all launches of one step, two more for each launch: what the planner walks.
+pub const LAUNCHED_MAX: u64 = 1 << 22;
+/// Streams of one runner.
+pub const STREAMS_MAX: u32 = 64;
+/// Extents of one shape.
+pub const RANK_MAX: usize = 8;
+/// Bytes of one name: trace, runner, weight, role, group, accumulator.
+pub const NAME_BYTES_MAX: usize = 256;
+/// Bytes of all requests of one trace, each rounded up to [`VIEW_ALIGN`](crate::VIEW_ALIGN).
+pub const TOTAL_BYTES_MAX: u64 = 1 << 56;
+/// Depth, generations and ring slots.
+pub const DEPTH_MAX: u32 = 1024;
+
+/// Placed views that one plan's greedy passes may look at, over all domains. The passes that fit are tried.
+pub(crate) const LAYOUT_WORK_MAX: u64 = 1 << 28;
+/// Launch positions that all lifetimes of one domain may cover, summed, before the greedy passes are left out.
+pub(crate) const COVER_MAX: u64 = 1 << 24;
+/// Nodes and former occupants that the search for fences may look at.
+pub(crate) const FENCE_WORK_MAX: u64 = 1 << 32;

@@ -1,0 +1,118 @@
+//! From a trace to a plan: check, lay out, fence.
+
+use crate::{
+    baseline::{self, Layout},
+    bound, check, digest,
+    error::PlanError,
+    fences, layout,
+    limits::DEPTH_MAX,
+    options::{PlanOptions, Strategy},
+    plan::{Arena, PLAN_VERSION, Plan, View},
+    roster::Roster,
+    trace::Trace,
+};
+
+/// Makes the plan of a trace: a pure function of its arguments, equal on every rank, machine and build.
+///
+/// # Errors
+/// [`PlanError::Trace`] for a trace that [`check_trace`](crate::check_trace) rejects,
+/// [`PlanError::OptionOutOfRange`], [`PlanError::RingTooSmall`], and [`PlanError::FencesTooCostly`] for traces far
+/// beyond any real one.
+///
+/// # Example
+/// ```
+/// use sessile_plan::{DType, Domain, PlanOptions, Request, RequestId, RequestSpec, Role, Runner, Trace};
+///
+/// let request = |id, rows| Request {
+///     id: RequestId(id),
+///     spec: RequestSpec {
+///         weight: format!("w{id}"),
+///         role: Role::WgradInput,
+///         dtype: DType::Bf16,
+///         shape: vec![rows, 128],
+///         unsharded_shape: vec![rows, 128],
+///         domain: Domain::Default,
+///         group: None,
+///         expert: None,
+///         accumulates_into: None,
+///     },
+/// };
+/// let runner = |id, rows| Runner { name: format!("r{id}"), requests: vec![request(id, rows)], points: vec![] };
+/// let trace = Trace {
+///     schema: Trace::SCHEMA.into(),
+///     version: sessile_plan::TRACE_VERSION,
+///     name: "three layers".into(),
+///     runners: vec![runner(0, 4), runner(1, 2), runner(2, 4)],
+///     launches: vec![0, 1, 2],
+/// };
+/// let plan = sessile_plan::plan(&trace, &PlanOptions::default())?;
+/// assert_eq!(plan.bytes(), 4 * 256 + 2 * 256); // depth 2: r0 and r2 share
+/// assert!(sessile_plan::validate(&trace, &plan).is_empty());
+/// # Ok::<(), sessile_plan::PlanError>(())
+/// ```
+pub fn plan(trace: &Trace, options: &PlanOptions) -> Result<Plan, PlanError> {
+    check::check_trace(trace)?;
+    check_options(options)?;
+    let roster = Roster::new(trace);
+    let layout = match options.strategy {
+        Strategy::Sessile => layout::pack(&roster, options),
+        Strategy::Generations(count) => baseline::generations(&roster, count),
+        Strategy::Ring(slots) => baseline::ring(&roster, slots)?,
+        Strategy::PerRequest => baseline::per_request(&roster),
+    };
+    let launch_order = options.effective_launch_order();
+    let fences = fences::fences(&roster, &layout, options.step_cut, launch_order)?;
+    Ok(Plan {
+        schema: Plan::SCHEMA.into(),
+        version: PLAN_VERSION,
+        trace_digest: digest::trace_digest(trace),
+        options: options.clone(),
+        launch_order,
+        arenas: arenas(&roster, &layout, options),
+        views: views(&roster, &layout),
+        fences,
+    })
+}
+
+/// Checks the numbers of the options.
+pub(crate) fn check_options(options: &PlanOptions) -> Result<(), PlanError> {
+    let count = match options.strategy {
+        Strategy::Generations(count) => ("generations", count),
+        Strategy::Ring(slots) => ("ring", slots),
+        Strategy::Sessile | Strategy::PerRequest => ("depth", options.depth),
+    };
+    for (option, value) in [("depth", options.depth), count] {
+        if !(1..=DEPTH_MAX).contains(&value) {
+            return Err(PlanError::OptionOutOfRange { option, value });
+        }
+    }
+    Ok(())
+}
+
+fn arenas(roster: &Roster<'_>, layout: &Layout, options: &PlanOptions) -> Vec<Arena> {
+    let bounds = bound::lower_bounds(roster, options);
+    let domains = roster.domains.iter().zip(&layout.bytes).zip(bounds);
+    domains
+        .map(|((&domain, &bytes), lower_bound_bytes)| Arena {
+            domain: domain.clone(),
+            bytes,
+            lower_bound_bytes,
+        })
+        .collect()
+}
+
+fn views(roster: &Roster<'_>, layout: &Layout) -> Vec<View> {
+    let mut views: Vec<View> = roster
+        .entries
+        .iter()
+        .zip(&layout.offsets)
+        .map(|(entry, &offset)| View {
+            request: entry.id,
+            arena: entry.domain as u32,
+            offset,
+            bytes: entry.bytes,
+        })
+        .collect();
+    views.sort_unstable_by_key(|view| view.request);
+    views
+}

@@ -1,0 +1,98 @@
+//! The requests of a checked trace, numbered densely, with what the planner asks about each.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    request::{Domain, RequestId, RequestSpec},
+    trace::{PointKind, Trace},
+};
+
+/// A node inside one launch: 0 is its start, `i + 1` its point `i`, and `points + 1` its end.
+pub(crate) type LocalNode = u32;
+
+/// One request.
+pub(crate) struct Entry<'a> {
+    pub(crate) id: RequestId,
+    pub(crate) spec: &'a RequestSpec,
+    /// Aligned.
+    pub(crate) bytes: u64,
+    /// Index into `Roster::domains`.
+    pub(crate) domain: usize,
+    pub(crate) runner: usize,
+    /// Where `runner` acquires it.
+    pub(crate) acquire: LocalNode,
+    /// The runner that releases it, the owner itself unless the request spans runners.
+    pub(crate) release_runner: usize,
+    /// Where `release_runner` releases it.
+    pub(crate) release: LocalNode,
+}
+
+impl Entry<'_> {
+    /// Whether the request outlives the launch that makes it.
+    pub(crate) fn spans(&self) -> bool {
+        self.runner != self.release_runner
+    }
+}
+
+/// All requests, in the order of the trace; all other planner code names them by index.
+pub(crate) struct Roster<'a> {
+    pub(crate) trace: &'a Trace,
+    pub(crate) entries: Vec<Entry<'a>>,
+    /// Sorted.
+    pub(crate) domains: Vec<&'a Domain>,
+    /// Launch positions of each runner, ascending.
+    pub(crate) positions: Vec<Vec<u32>>,
+}
+
+impl<'a> Roster<'a> {
+    /// `trace` must have passed `check_trace`.
+    pub(crate) fn new(trace: &'a Trace) -> Roster<'a> {
+        let mut domains: Vec<&Domain> = trace.requests().map(|(_, request)| &request.spec.domain).collect();
+        domains.sort_unstable();
+        domains.dedup();
+        let mut entries: Vec<Entry> = Vec::new();
+        let mut by_id = BTreeMap::new();
+        for (runner, request) in trace.requests() {
+            by_id.insert(request.id, entries.len());
+            entries.push(Entry {
+                id: request.id,
+                spec: &request.spec,
+                bytes: request.spec.aligned_bytes().unwrap_or(u64::MAX),
+                domain: domains.binary_search(&&request.spec.domain).unwrap_or(0),
+                runner,
+                acquire: 0,
+                release_runner: runner,
+                release: trace.runners[runner].points.len() as LocalNode + 1,
+            });
+        }
+        for (r, runner) in trace.runners.iter().enumerate() {
+            for (at, point) in runner.points.iter().enumerate() {
+                match point.kind {
+                    PointKind::Acquire(id) => entries[by_id[&id]].acquire = at as LocalNode + 1,
+                    PointKind::Release(id) => {
+                        let entry = &mut entries[by_id[&id]];
+                        (entry.release_runner, entry.release) = (r, at as LocalNode + 1);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let mut positions = vec![Vec::new(); trace.runners.len()];
+        for (position, &runner) in trace.launches.iter().enumerate() {
+            positions[runner as usize].push(position as u32);
+        }
+        Roster { trace, entries, domains, positions }
+    }
+
+    /// Runners in order of first launch, which is the order of capture.
+    pub(crate) fn capture_order(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.positions.len()).collect();
+        order.sort_unstable_by_key(|&runner| self.positions[runner][0]);
+        order
+    }
+
+    /// Indices of the requests of one domain.
+    pub(crate) fn of_domain(&self, domain: usize) -> Vec<usize> {
+        (0..self.entries.len()).filter(|&index| self.entries[index].domain == domain).collect()
+    }
+}
