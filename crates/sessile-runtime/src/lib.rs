@@ -1,6 +1,14 @@
 //! Discovery, agreement, seal, capture, fenced replay, event log and checker. Generic over the device contract.
 #![forbid(unsafe_code)]
 
+mod agree;
 pub mod check;
+mod discovery;
+mod error;
 pub mod log;
+mod pool;
+mod storage;
 pub mod timeline;
+
+pub use error::{Disagreement, RuntimeError};
+pub use storage::{Counters, HasRuntime, Marker, Order, Runtime, Slot, capture, discover};

@@ -1,0 +1,68 @@
+//! What a run found.
+
+use serde::{Deserialize, Serialize};
+use sessile_plan::{Plan, Trace};
+use sessile_runtime::log::Log;
+
+use crate::config::TrainConfig;
+
+/// Version of the run format.
+pub const RUN_VERSION: u32 = 1;
+
+/// One execution of one step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepResult {
+    /// Mean over ranks and micro-batches.
+    pub loss: f64,
+    /// SHA-256 over the `main_grad`s of all ranks, in rank order, before the optimizer.
+    pub main_grad_digest: String,
+}
+
+/// One step in the executions that were made.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// Number, from 1.
+    pub step: u32,
+    /// Eager execution.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eager: Option<StepResult>,
+    /// Graphs (step 1 is the discovery, eager by nature).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub graphs: Option<StepResult>,
+}
+
+impl Step {
+    /// Whether both executions agree to the bit; `None` if only one was made.
+    pub fn equal(&self) -> Option<bool> {
+        let (eager, graphs) = (self.eager.as_ref()?, self.graphs.as_ref()?);
+        Some(
+            eager.loss.to_bits() == graphs.loss.to_bits() && eager.main_grad_digest == graphs.main_grad_digest,
+        )
+    }
+}
+
+/// What the graph execution leaves besides its steps, for rank 0 unless said otherwise.
+pub struct GraphsOutcome {
+    /// What was discovered.
+    pub trace: Trace,
+    /// What was planned.
+    pub plan: Plan,
+    /// Graph launches.
+    pub replays: u64,
+    /// Launches out of the sealed order.
+    pub order_deviations: u64,
+    /// The log of all ranks.
+    pub log: Log,
+    /// When work ran, by rank; matches the log's tickets.
+    pub spans: Vec<Vec<sessile_hal::Span>>,
+}
+
+/// What a run gives back.
+pub struct TrainOutcome {
+    /// The options, defaults filled in.
+    pub config: TrainConfig,
+    /// All steps.
+    pub steps: Vec<Step>,
+    /// Present if graphs were run.
+    pub graphs: Option<GraphsOutcome>,
+}

@@ -1,0 +1,170 @@
+//! Agreement: ranks compare what they discovered before anything is allocated.
+//!
+//! Every exchange is made by every member, also by one that has failed already, so that no rank waits for a peer
+//! that took another path. Verdicts are shared by all ranks of the job.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use sessile_hal::Comm;
+use sessile_plan::{Runner, Trace, trace_digest};
+
+use crate::{RuntimeError, error::Disagreement};
+
+/// Messages larger than this are refused: a peer of the same job never sends them.
+const MAX_MESSAGE_BYTES: usize = 64 << 20;
+
+#[derive(Clone, Serialize, Deserialize)]
+enum Verdict {
+    Fine,
+    Disagree(Disagreement),
+    AllocFailed(String),
+    Failed(String),
+}
+
+fn exchange<C: Comm, T: Serialize + DeserializeOwned>(comm: &C, message: &T) -> Result<Vec<T>, RuntimeError> {
+    let bytes = serde_json::to_vec(message)
+        .map_err(|error| RuntimeError::PeerFailed { rank: comm.ranks()[comm.rank() as usize], detail: error.to_string() })?;
+    comm.exchange(&bytes)?
+        .iter()
+        .zip(comm.ranks())
+        .map(|(payload, &rank)| {
+            if payload.len() > MAX_MESSAGE_BYTES {
+                return Err(RuntimeError::PeerFailed { rank, detail: format!("{} byte message", payload.len()) });
+            }
+            serde_json::from_slice(payload)
+                .map_err(|error| RuntimeError::PeerFailed { rank, detail: format!("unreadable message: {error}") })
+        })
+        .collect()
+}
+
+/// Shares each rank's outcome over the job: the first failure in order of rank is everybody's.
+pub(crate) fn share<C: Comm, T>(world: &C, outcome: Result<T, RuntimeError>) -> Result<T, RuntimeError> {
+    let verdict = match &outcome {
+        Ok(_) => Verdict::Fine,
+        Err(RuntimeError::PlanMismatch(disagreement)) => Verdict::Disagree(disagreement.clone()),
+        Err(error @ RuntimeError::Device(sessile_hal::DeviceError::OutOfMemory { .. })) => {
+            Verdict::AllocFailed(error.to_string())
+        }
+        Err(error) => Verdict::Failed(error.to_string()),
+    };
+    let verdicts = exchange(world, &verdict)?;
+    let first = verdicts.into_iter().zip(world.ranks()).find(|(verdict, _)| !matches!(verdict, Verdict::Fine));
+    match first {
+        None => outcome,
+        Some((Verdict::Disagree(disagreement), _)) => Err(RuntimeError::PlanMismatch(disagreement)),
+        Some((Verdict::AllocFailed(detail), &rank)) => Err(RuntimeError::PeerAllocFailed { rank, detail }),
+        // A rank's own error says more than its report to the others.
+        Some((_, &rank)) if rank == world.ranks()[world.rank() as usize] => outcome,
+        Some((Verdict::Failed(detail), &rank)) => Err(RuntimeError::PeerFailed { rank, detail }),
+        Some((Verdict::Fine, _)) => outcome,
+    }
+}
+
+/// What ranks of a group compare: the runners in launch order with the requests that concern the group.
+fn part(trace: &Trace, group: &str) -> Trace {
+    let runners = trace
+        .runners
+        .iter()
+        .map(|runner| Runner {
+            name: runner.name.clone(),
+            requests: runner
+                .requests
+                .iter()
+                .filter(|request| request.spec.group.as_deref() == Some(group))
+                .cloned()
+                .collect(),
+            points: Vec::new(),
+        })
+        .collect();
+    Trace { runners, name: String::new(), ..trace.clone() }
+}
+
+/// Compares the discovered storage of every group over exactly that group. `trace` is `None` on a rank that failed
+/// to make one; it still takes part.
+pub(crate) fn compare<C: Comm>(groups: &BTreeMap<String, C>, trace: Option<&Trace>) -> Result<(), RuntimeError> {
+    let mut first = Ok(());
+    for (group, comm) in groups {
+        let mine = trace.map(|trace| part(trace, group));
+        let outcome = compare_group(group, comm, mine.as_ref());
+        if first.is_ok() {
+            first = outcome;
+        }
+    }
+    first
+}
+
+fn compare_group<C: Comm>(group: &str, comm: &C, mine: Option<&Trace>) -> Result<(), RuntimeError> {
+    let digest = mine.map(trace_digest);
+    let digests = exchange(comm, &digest)?;
+    if digests.iter().all(|other| other == &digests[0]) {
+        return Ok(());
+    }
+    // Somebody differs: now the texts are worth sending.
+    let lists: Vec<(String, Vec<String>)> = mine.map_or(Vec::new(), |trace| {
+        trace
+            .launches
+            .iter()
+            .map(|&launch| &trace.runners[launch as usize])
+            .map(|runner| (runner.name.clone(), runner.requests.iter().map(|q| q.spec.to_string()).collect()))
+            .collect()
+    });
+    let lists = exchange(comm, &lists)?;
+    let count = |digest: &Option<String>| digests.iter().filter(|other| *other == digest).count();
+    // `max_by_key` keeps the last maximum; going backwards makes it the lowest rank.
+    let common = (0..digests.len()).rev().max_by_key(|&at| (digests[at].is_some(), count(&digests[at])));
+    let (Some(common), Some(odd)) = (common, common.and_then(|c| (0..digests.len()).find(|&at| digests[at] != digests[c])))
+    else {
+        return Ok(());
+    };
+    let (expected, found) = (&lists[common], &lists[odd]);
+    let launches = expected.len().max(found.len());
+    for at in 0..launches {
+        let (left, right) = (expected.get(at), found.get(at));
+        if left == right {
+            continue;
+        }
+        let runner = left.or(right).map_or(String::new(), |(name, _)| name.clone());
+        let empty = Vec::new();
+        let same_runner = left.map(|l| &l.0) == right.map(|r| &r.0);
+        let (a, b) = (left.map_or(&empty, |l| &l.1), right.map_or(&empty, |r| &r.1));
+        let index = (0..a.len().max(b.len())).find(|&i| a.get(i) != b.get(i)).unwrap_or(0);
+        let (expected, found) = if same_runner {
+            (a.get(index).cloned(), b.get(index).cloned())
+        } else {
+            (left.map(|l| format!("runner `{}`", l.0)), right.map(|r| format!("runner `{}`", r.0)))
+        };
+        return Err(RuntimeError::PlanMismatch(Disagreement {
+            group: group.to_owned(),
+            rank: comm.ranks()[odd],
+            runner,
+            index: if same_runner { index } else { 0 },
+            expected,
+            found,
+        }));
+    }
+    // Equal texts, different digests: request identities differ.
+    Err(RuntimeError::PlanMismatch(Disagreement {
+        group: group.to_owned(),
+        rank: comm.ranks()[odd],
+        runner: String::new(),
+        index: 0,
+        expected: digests[common].clone(),
+        found: digests[odd].clone(),
+    }))
+}
+
+/// Checks that symmetric views of a group lie at equal offsets on all its ranks.
+pub(crate) fn compare_offsets<C: Comm>(
+    group: &str,
+    comm: &C,
+    offsets: &[(u32, u64, u64)],
+) -> Result<(), RuntimeError> {
+    let all = exchange(comm, &offsets.to_vec())?;
+    match (0..all.len()).find(|&at| all[at] != all[0]) {
+        Some(at) => {
+            Err(RuntimeError::OffsetMismatch { group: group.to_owned(), rank: comm.ranks()[at] })
+        }
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,141 @@
+//! What the discovery pass notes down, and the trace made of it.
+
+use std::collections::BTreeMap;
+
+use sessile_plan::{Point, PointKind, Request, RequestId, RequestSpec, Runner, TRACE_VERSION, Trace};
+
+use crate::RuntimeError;
+
+/// One pass over one runner.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    pub(crate) runner: usize,
+    requests: Vec<Request>,
+    points: Vec<Point>,
+    lanes: BTreeMap<u32, u32>,
+    records: u32,
+}
+
+impl Pass {
+    fn lane(&mut self, stream: u32) -> u32 {
+        let next = u32::try_from(self.lanes.len()).expect("a runner uses fewer than 2^32 streams");
+        *self.lanes.entry(stream).or_insert(next)
+    }
+
+    /// Notes a point on a stream.
+    pub(crate) fn point(&mut self, stream: u32, kind: PointKind) {
+        let stream = self.lane(stream);
+        self.points.push(Point { stream, kind });
+    }
+
+    /// Notes a record and gives its number.
+    pub(crate) fn record(&mut self, stream: u32) -> u32 {
+        let number = self.records;
+        self.records += 1;
+        self.point(stream, PointKind::Record(number));
+        number
+    }
+}
+
+/// All runners that were discovered, and the order of their launches.
+#[derive(Debug, Default)]
+pub(crate) struct Discovery {
+    runners: Vec<Runner>,
+    by_name: BTreeMap<String, usize>,
+    launches: Vec<u32>,
+    requests: u32,
+}
+
+impl Discovery {
+    /// Starts a pass over the runner of this name. `origin` becomes its stream 0.
+    pub(crate) fn begin(&mut self, name: &str, origin: u32) -> Pass {
+        let runner = self.by_name.get(name).copied().unwrap_or(self.runners.len());
+        let mut pass =
+            Pass { runner, requests: Vec::new(), points: Vec::new(), lanes: BTreeMap::new(), records: 0 };
+        pass.lane(origin);
+        pass
+    }
+
+    /// Identity of the next request of the pass: that of the first discovery, if there was one.
+    pub(crate) fn request(
+        &mut self,
+        pass: &mut Pass,
+        name: &str,
+        stream: u32,
+        spec: RequestSpec,
+    ) -> Result<RequestId, RuntimeError> {
+        let index = pass.requests.len();
+        let id = match self.runners.get(pass.runner) {
+            Some(known) => match known.requests.get(index) {
+                Some(first) if first.spec == spec => first.id,
+                first => {
+                    return Err(RuntimeError::DiscoveryDiffers {
+                        runner: name.to_owned(),
+                        index,
+                        first: first.map_or("nothing".into(), |request| request.spec.to_string()),
+                        second: spec.to_string(),
+                    });
+                }
+            },
+            None => {
+                let id = RequestId(self.requests);
+                self.requests += 1;
+                id
+            }
+        };
+        pass.requests.push(Request { id, spec });
+        pass.point(stream, PointKind::Acquire(id));
+        Ok(id)
+    }
+
+    /// Ends a pass. A runner that was seen before must have made the same requests.
+    pub(crate) fn end(&mut self, name: &str, pass: Pass) -> Result<(), RuntimeError> {
+        match self.runners.get(pass.runner) {
+            Some(known) => {
+                if let Some(left) = known.requests.get(pass.requests.len()) {
+                    return Err(RuntimeError::DiscoveryDiffers {
+                        runner: name.to_owned(),
+                        index: pass.requests.len(),
+                        first: left.spec.to_string(),
+                        second: "nothing".into(),
+                    });
+                }
+                if let Some(at) = (0..known.points.len().max(pass.points.len()))
+                    .find(|&at| known.points.get(at) != pass.points.get(at))
+                {
+                    let text = |points: &[Point]| match points.get(at) {
+                        Some(point) => format!("{:?} on stream {} (order point {at})", point.kind, point.stream),
+                        None => format!("the end (order point {at})"),
+                    };
+                    return Err(RuntimeError::DiscoveryDiffers {
+                        runner: name.to_owned(),
+                        index: pass.requests.len(),
+                        first: text(&known.points),
+                        second: text(&pass.points),
+                    });
+                }
+            }
+            None => {
+                self.by_name.insert(name.to_owned(), pass.runner);
+                self.runners.push(Runner {
+                    name: name.to_owned(),
+                    requests: pass.requests,
+                    points: pass.points,
+                });
+            }
+        }
+        self.launches.push(u32::try_from(pass.runner).expect("fewer than 2^32 runners"));
+        Ok(())
+    }
+
+    /// The trace of everything discovered so far.
+    pub(crate) fn trace(&self, name: &str) -> Trace {
+        Trace {
+            schema: Trace::SCHEMA.to_owned(),
+            version: TRACE_VERSION,
+            name: name.to_owned(),
+            runners: self.runners.clone(),
+            launches: self.launches.clone(),
+        }
+    }
+}

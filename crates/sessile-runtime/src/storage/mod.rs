@@ -1,0 +1,232 @@
+//! The life of planned storage on one rank: discover → agree → seal → capture → replay → release.
+//!
+//! ```text
+//!            discover*          seal             capture*            replay*          release
+//!   Open ───────────────▶ Open ───────▶ Sealed ───────────▶ Sealed ──────────▶ Sealed ───────▶ Open
+//! ```
+//!
+//! A call in the wrong phase is an error and changes nothing. Outside discovery and capture, requests are served
+//! from eager pools in every phase.
+
+mod replay;
+mod scope;
+mod seal;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sessile_hal::{Device, DeviceError, EventScope, Memory, View};
+use sessile_plan::{Domain, Fence, Plan, RequestId, Trace};
+
+pub use replay::Order;
+pub use scope::{HasRuntime, Marker, Slot, capture, discover};
+use scope::Scope;
+
+use crate::{RuntimeError, discovery::Discovery, pool::EagerPool};
+
+/// A sealed runner: its stream, its events, and once captured its graph.
+struct SealedRunner<D: Device> {
+    stream: D::Stream,
+    /// Recorded on the main stream before each launch.
+    start: D::Event,
+    /// Recorded inside the graph at the end of stage 1.
+    completion: D::Event,
+    /// Recorded on the runner's stream after each launch, when somebody has to wait for all of it.
+    end: D::Event,
+    graph: Option<D::Graph>,
+    completes: bool,
+    in_flight: bool,
+}
+
+/// Everything that exists between seal and release.
+struct Sealed<D: Device> {
+    trace: Trace,
+    plan: Plan,
+    arenas: Vec<D::Memory>,
+    by_name: BTreeMap<String, usize>,
+    /// One external event for each request that a fence waits for.
+    fence_events: BTreeMap<RequestId, D::Event>,
+    runners: Vec<SealedRunner<D>>,
+    /// Position in `trace.launches` of the launch that the sealed order expects next.
+    cursor: usize,
+}
+
+enum Phase<D: Device> {
+    Open,
+    Sealed(Box<Sealed<D>>),
+}
+
+/// Counters of one rank's runtime.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Graph launches.
+    pub replays: u64,
+    /// Launches that were not the next one of the sealed order.
+    pub order_deviations: u64,
+    /// Joins of all runner streams that deviations and step cuts made.
+    pub joins: u64,
+}
+
+/// One rank's storage runtime.
+pub struct Runtime<D: Device> {
+    device: D,
+    world: D::Comm,
+    groups: BTreeMap<String, D::Comm>,
+    main: D::Stream,
+    pool: EagerPool<D>,
+    discovery: Discovery,
+    phase: Phase<D>,
+    scope: Scope,
+    counters: Counters,
+    omitted: BTreeSet<Fence>,
+}
+
+impl<D: Device> Runtime<D> {
+    /// A runtime over a device, with the communicator of all ranks of the job.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn new(device: D, world: D::Comm) -> Result<Self, RuntimeError> {
+        let main = device.stream("main")?;
+        Ok(Runtime {
+            device,
+            world,
+            groups: BTreeMap::new(),
+            main,
+            pool: EagerPool::new(),
+            discovery: Discovery::default(),
+            phase: Phase::Open,
+            scope: Scope::Idle,
+            counters: Counters::default(),
+            omitted: BTreeSet::new(),
+        })
+    }
+
+    /// Makes a communicator known as the group of this name. Requests and domains name groups; ranks of different
+    /// groups may use one name for theirs.
+    pub fn add_group(&mut self, name: &str, comm: D::Comm) {
+        self.groups.insert(name.to_owned(), comm);
+    }
+
+    /// The communicator of a group.
+    ///
+    /// # Errors
+    /// [`RuntimeError::UnknownGroup`].
+    pub fn group(&self, name: &str) -> Result<&D::Comm, RuntimeError> {
+        self.groups.get(name).ok_or_else(|| RuntimeError::UnknownGroup { group: name.to_owned() })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// The communicator of all ranks.
+    pub fn world(&self) -> &D::Comm {
+        &self.world
+    }
+
+    /// The stream of work outside runners. Launches are ordered with it.
+    pub fn main(&self) -> &D::Stream {
+        &self.main
+    }
+
+    /// The plan, once sealed.
+    pub fn plan(&self) -> Option<&Plan> {
+        self.sealed().map(|sealed| &sealed.plan)
+    }
+
+    /// The agreed trace, once sealed.
+    pub fn trace(&self) -> Option<&Trace> {
+        self.sealed().map(|sealed| &sealed.trace)
+    }
+
+    /// The arenas, in the plan's order, once sealed.
+    pub fn arenas(&self) -> &[D::Memory] {
+        self.sealed().map_or(&[], |sealed| &sealed.arenas)
+    }
+
+    /// Graph of a runner, once captured.
+    pub fn graph(&self, runner: &str) -> Option<&D::Graph> {
+        let sealed = self.sealed()?;
+        sealed.runners[*sealed.by_name.get(runner)?].graph.as_ref()
+    }
+
+    /// Counters since the runtime was made.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Bytes that eager pools have allocated.
+    pub fn eager_bytes(&self) -> u64 {
+        self.pool.bytes()
+    }
+
+    /// Leaves fences out of later captures. Exists to prove that each one is necessary.
+    #[doc(hidden)]
+    pub fn omit_fences(&mut self, fences: impl IntoIterator<Item = Fence>) {
+        self.omitted.extend(fences);
+    }
+
+    fn sealed(&self) -> Option<&Sealed<D>> {
+        match &self.phase {
+            Phase::Sealed(sealed) => Some(sealed),
+            Phase::Open => None,
+        }
+    }
+
+    fn sealed_mut(&mut self, call: &'static str) -> Result<&mut Sealed<D>, RuntimeError> {
+        match &mut self.phase {
+            Phase::Sealed(sealed) => Ok(sealed),
+            Phase::Open => Err(RuntimeError::WrongPhase {
+                call,
+                phase: "nothing is sealed",
+                remedy: "discover every runner once, then seal",
+            }),
+        }
+    }
+}
+
+impl<D: Device> Sealed<D> {
+    fn runner(&self, name: &str) -> Result<usize, RuntimeError> {
+        self.by_name.get(name).copied().ok_or_else(|| RuntimeError::UnknownRunner { runner: name.to_owned() })
+    }
+
+    /// The bytes the plan gave to a request.
+    fn view(&self, id: RequestId) -> Result<View<D::Memory>, DeviceError> {
+        let planned = self.plan.view(id).expect("a sealed plan has a view for every request of its trace");
+        let spec = &self
+            .trace
+            .requests()
+            .find(|(_, request)| request.id == id)
+            .expect("planned requests are in the trace")
+            .1
+            .spec;
+        let bytes = spec.bytes().expect("checked traces do not overflow");
+        View::new(
+            &self.arenas[planned.arena as usize],
+            planned.offset,
+            bytes / spec.dtype.size(),
+            spec.dtype,
+        )
+    }
+}
+
+/// Whether a domain's memory must be registered, and with which group.
+fn window_group(domain: &Domain) -> Option<&str> {
+    match domain {
+        Domain::Default => None,
+        Domain::Symmetric(group) => Some(group),
+    }
+}
+
+fn external<D: Device>(device: &D) -> Result<D::Event, DeviceError> {
+    device.event(EventScope::External)
+}
+
+/// Address of an arena, which must not change between seal and release.
+impl<D: Device> Runtime<D> {
+    /// Base addresses of the arenas, in the plan's order.
+    pub fn arena_addresses(&self) -> Vec<u64> {
+        self.arenas().iter().map(Memory::address).collect()
+    }
+}

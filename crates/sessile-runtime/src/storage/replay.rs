@@ -1,0 +1,112 @@
+//! Replay: launches in the sealed order, and a safe way back when the order is another one.
+
+use sessile_hal::Device;
+use sessile_plan::{LaunchOrder, StepCut};
+
+use super::Runtime;
+use crate::RuntimeError;
+
+/// Whether a launch was the next one of the sealed order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// It was: the plan's fences order it.
+    AsSealed,
+    /// It was not: all runner streams were joined first.
+    Deviated,
+}
+
+impl<D: Device> Runtime<D> {
+    /// Whether launching this runner now would follow the sealed order. If not, what an earlier runner prepared for
+    /// it (a prefetched weight) is not there.
+    ///
+    /// # Errors
+    /// [`RuntimeError::WrongPhase`], [`RuntimeError::UnknownRunner`].
+    pub fn in_order(&self, runner: &str) -> Result<bool, RuntimeError> {
+        let Some(sealed) = self.sealed() else {
+            return Err(RuntimeError::WrongPhase {
+                call: "replay",
+                phase: "nothing is sealed",
+                remedy: "discover every runner once, then seal",
+            });
+        };
+        let at = sealed.runner(runner)?;
+        Ok(sealed.trace.launches[sealed.cursor] as usize == at)
+    }
+
+    /// Launches a runner's graph. The main stream then waits for its completion point alone: its reduce-scatters run
+    /// on. Does not block the host. Every rank must launch the same runners in the same order.
+    ///
+    /// # Errors
+    /// [`RuntimeError::NotCaptured`], [`RuntimeError::WrongPhase`], [`RuntimeError::UnknownRunner`], and those of the
+    /// device.
+    pub fn replay(&mut self, runner: &str) -> Result<Order, RuntimeError> {
+        self.idle("replay")?;
+        let in_order = self.in_order(runner)?;
+        let sealed = self.sealed_mut("replay")?;
+        let at = sealed.runner(runner)?;
+        if sealed.runners[at].graph.is_none() {
+            return Err(RuntimeError::NotCaptured { runner: runner.to_owned() });
+        }
+        let launches = &sealed.trace.launches;
+        if !in_order {
+            let next = (0..launches.len())
+                .map(|step| (sealed.cursor + step) % launches.len())
+                .find(|&position| launches[position] as usize == at);
+            sealed.cursor = next.unwrap_or(sealed.cursor);
+        }
+        let at_cut = sealed.cursor == 0 && sealed.plan.options.step_cut == StepCut::Barrier;
+        let cursor = (sealed.cursor + 1) % launches.len();
+        if !in_order {
+            self.counters.order_deviations += 1;
+        }
+        if !in_order || at_cut {
+            self.join()?;
+        }
+
+        let main = self.main.clone();
+        let device = self.device.clone();
+        let sealed = self.sealed_mut("replay")?;
+        let overlapped = sealed.plan.launch_order == LaunchOrder::Overlapped;
+        let this = &mut sealed.runners[at];
+        let graph = this.graph.as_ref().expect("checked above");
+        device.record(&main, &this.start)?;
+        device.wait(&this.stream, &this.start)?;
+        device.launch(graph, &this.stream)?;
+        this.in_flight = true;
+        if overlapped && this.completes {
+            device.wait(&main, &this.completion)?;
+        } else {
+            device.record(&this.stream, &this.end)?;
+            device.wait(&main, &this.end)?;
+            this.in_flight = false;
+        }
+        sealed.cursor = cursor;
+        self.counters.replays += 1;
+        Ok(if in_order { Order::AsSealed } else { Order::Deviated })
+    }
+
+    /// Makes the main stream wait for everything that launched runners still have in flight. Call it before anything
+    /// outside the plan reads what they write, as the optimizer does. Does not block the host.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn join(&mut self) -> Result<(), RuntimeError> {
+        let main = self.main.clone();
+        let device = self.device.clone();
+        let Some(sealed) = (match &mut self.phase {
+            super::Phase::Sealed(sealed) => Some(sealed),
+            super::Phase::Open => None,
+        }) else {
+            return Ok(());
+        };
+        let mut joined = false;
+        for runner in sealed.runners.iter_mut().filter(|runner| runner.in_flight) {
+            device.record(&runner.stream, &runner.end)?;
+            device.wait(&main, &runner.end)?;
+            runner.in_flight = false;
+            joined = true;
+        }
+        self.counters.joins += u64::from(joined);
+        Ok(())
+    }
+}

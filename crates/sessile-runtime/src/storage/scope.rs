@@ -1,0 +1,421 @@
+//! Requests, releases and markers, in eager work, discovery and capture.
+//!
+//! The same calls serve all three. Eager work and discovery take buffers from the eager pools; discovery also notes
+//! what it sees. Capture hands out the planned views, checks each request against the discovery, and puts the fences
+//! where buffers are acquired and released.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use sessile_hal::{Collective, Device, DeviceError, EventScope, Op, Stream, Ticket, View};
+use sessile_plan::{Domain, Fence, PointKind, RequestId, RequestSpec, VIEW_ALIGN};
+
+use super::Runtime;
+use crate::{RuntimeError, discovery::Pass};
+
+/// What the runtime is doing.
+pub(super) enum Scope {
+    Idle,
+    Discover { runner: String, pass: Pass },
+    Capture(Capturing),
+}
+
+/// A capture under way.
+pub(super) struct Capturing {
+    runner: String,
+    at: usize,
+    /// Requests made so far.
+    consumed: usize,
+    /// Requests of this runner released so far, for the tail fences.
+    released: Vec<RequestId>,
+}
+
+/// A buffer that a runner asked for. Must be given to [`Runtime::release`] after its last reader was enqueued.
+#[derive(Debug)]
+pub struct Slot<D: Device> {
+    view: View<D::Memory>,
+    request: Option<RequestId>,
+    /// Size and domain of the eager buffer; `None` for a planned view.
+    eager: Option<(u64, Domain)>,
+}
+
+impl<D: Device> Slot<D> {
+    /// The bytes.
+    pub fn view(&self) -> &View<D::Memory> {
+        &self.view
+    }
+
+    /// Another handle of a planned view; `None` for an eager buffer, which has one owner.
+    pub fn share(&self) -> Option<Self> {
+        self.eager.is_none().then(|| Slot { view: self.view.clone(), request: self.request, eager: None })
+    }
+
+    /// The request, if a runner made it.
+    pub fn request(&self) -> Option<RequestId> {
+        self.request
+    }
+}
+
+/// A recorded event inside one execution.
+#[derive(Clone, Debug)]
+pub struct Marker<D: Device> {
+    event: D::Event,
+    /// Number inside the pass of this runner, in discovery.
+    noted: Option<(usize, u32)>,
+}
+
+impl<D: Device> Runtime<D> {
+    /// The stream that computes now: the main stream, or inside a capture the runner's own.
+    pub fn compute(&self) -> &D::Stream {
+        match (&self.scope, self.sealed()) {
+            (Scope::Capture(capturing), Some(sealed)) => &sealed.runners[capturing.at].stream,
+            _ => &self.main,
+        }
+    }
+
+    /// The runner being discovered or captured.
+    pub fn runner(&self) -> Option<&str> {
+        match &self.scope {
+            Scope::Idle => None,
+            Scope::Discover { runner, .. } => Some(runner),
+            Scope::Capture(capturing) => Some(&capturing.runner),
+        }
+    }
+
+    /// Whether a capture is under way.
+    pub fn is_capturing(&self) -> bool {
+        matches!(self.scope, Scope::Capture(_))
+    }
+
+    /// A buffer whose first write will be enqueued on `stream`.
+    ///
+    /// *Order*: nothing blocks the host. In capture the fences of the request become wait nodes here.
+    ///
+    /// # Errors
+    /// In capture, before any device call: [`RuntimeError::RequestMismatch`], [`RuntimeError::UnplannedRequest`]; the
+    /// capture stays valid. In discovery: [`RuntimeError::DiscoveryDiffers`]. Else those of the device.
+    pub fn request(&mut self, stream: &D::Stream, spec: RequestSpec) -> Result<Slot<D>, RuntimeError> {
+        if matches!(self.scope, Scope::Capture(_)) {
+            return self.planned(stream, &spec);
+        }
+        let bytes = spec.aligned_bytes().unwrap_or(u64::MAX).max(VIEW_ALIGN);
+        let logical = spec.bytes().unwrap_or(u64::MAX);
+        let memory = self.pool.take(&self.device, stream, bytes, &spec.domain)?;
+        let view = View::new(&memory, 0, logical / spec.dtype.size(), spec.dtype)?;
+        let eager = Some((bytes, spec.domain.clone()));
+        let request = match &mut self.scope {
+            Scope::Discover { runner, pass } => {
+                let runner = runner.clone();
+                Some(self.discovery.request(pass, &runner, stream.id(), spec)?)
+            }
+            _ => None,
+        };
+        Ok(Slot { view, request, eager })
+    }
+
+    fn planned(&mut self, stream: &D::Stream, spec: &RequestSpec) -> Result<Slot<D>, RuntimeError> {
+        let (Scope::Capture(capturing), super::Phase::Sealed(sealed)) = (&mut self.scope, &self.phase) else {
+            return Err(RuntimeError::WrongPhase {
+                call: "request",
+                phase: "no capture is under way",
+                remedy: "capture the runner after the seal",
+            });
+        };
+        let runner = &sealed.trace.runners[capturing.at];
+        let index = capturing.consumed;
+        let Some(expected) = runner.requests.get(index) else {
+            return Err(RuntimeError::UnplannedRequest {
+                runner: capturing.runner.clone(),
+                index,
+                found: spec.to_string(),
+                bytes: spec.aligned_bytes().unwrap_or(u64::MAX),
+            });
+        };
+        if &expected.spec != spec {
+            return Err(RuntimeError::RequestMismatch {
+                runner: capturing.runner.clone(),
+                index,
+                expected: expected.spec.to_string(),
+                found: spec.to_string(),
+            });
+        }
+        for fence in sealed.plan.fences.iter().filter(|fence| fence.acquire == expected.id) {
+            if !self.omitted.contains(fence) {
+                self.device.wait(stream, &sealed.fence_events[&fence.release])?;
+            }
+        }
+        capturing.consumed += 1;
+        Ok(Slot { view: sealed.view(expected.id)?, request: Some(expected.id), eager: None })
+    }
+
+    /// Gives a buffer back. Its last reader was enqueued on `stream`, or on a stream that `stream` waited for.
+    ///
+    /// *Order*: nothing blocks the host. In capture, if a fence waits for it, its event is recorded here.
+    ///
+    /// # Errors
+    /// [`RuntimeError::ReleasedOutsideRunner`] for a runner's request released outside any runner before the seal
+    /// (the buffer is given back all the same); else those of the device.
+    pub fn release(&mut self, stream: &D::Stream, slot: Slot<D>) -> Result<(), RuntimeError> {
+        let mut outcome = Ok(());
+        if let Some(id) = slot.request {
+            match &mut self.scope {
+                Scope::Discover { pass, .. } => pass.point(stream.id(), PointKind::Release(id)),
+                Scope::Capture(capturing) => {
+                    capturing.released.push(id);
+                    self.record_fence(stream, id)?;
+                }
+                Scope::Idle if slot.eager.is_some() => {
+                    outcome = Err(RuntimeError::ReleasedOutsideRunner { request: id.to_string() });
+                }
+                Scope::Idle => {}
+            }
+        }
+        if let Some((bytes, domain)) = slot.eager {
+            self.pool.give_back(&self.device, stream, slot.view.memory().clone(), bytes, domain)?;
+        }
+        outcome
+    }
+
+    fn record_fence(&self, stream: &D::Stream, id: RequestId) -> Result<(), DeviceError> {
+        let Some(sealed) = self.sealed() else { return Ok(()) };
+        let waited = |fence: &Fence| fence.release == id && !self.omitted.contains(fence);
+        if sealed.plan.fences.iter().any(waited) {
+            self.device.record(stream, &sealed.fence_events[&id])?;
+        }
+        Ok(())
+    }
+
+    /// Records a new event after everything enqueued on `stream`.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn mark(&mut self, stream: &D::Stream) -> Result<Marker<D>, RuntimeError> {
+        let event = self.device.event(EventScope::Internal)?;
+        self.device.record(stream, &event)?;
+        let noted = match &mut self.scope {
+            Scope::Discover { pass, .. } => Some((pass.runner, pass.record(stream.id()))),
+            _ => None,
+        };
+        Ok(Marker { event, noted })
+    }
+
+    /// Makes later work of `stream` wait for a marker.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn wait(&mut self, stream: &D::Stream, marker: &Marker<D>) -> Result<(), RuntimeError> {
+        self.device.wait(stream, &marker.event)?;
+        if let (Scope::Discover { pass, .. }, Some((runner, number))) = (&mut self.scope, marker.noted) {
+            if runner == pass.runner {
+                pass.point(stream.id(), PointKind::Wait(number));
+            }
+        }
+        Ok(())
+    }
+
+    /// Enqueues an operation.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn enqueue(&mut self, stream: &D::Stream, op: Op<D::Memory>) -> Result<Ticket, RuntimeError> {
+        Ok(self.device.enqueue(stream, op)?)
+    }
+
+    /// Enqueues a collective of a known group.
+    ///
+    /// # Errors
+    /// [`RuntimeError::UnknownGroup`] and those of the device.
+    pub fn collective(
+        &mut self,
+        stream: &D::Stream,
+        group: &str,
+        kind: Collective,
+        send: &View<D::Memory>,
+        recv: &View<D::Memory>,
+    ) -> Result<Ticket, RuntimeError> {
+        let ticket = self.device.collective(stream, self.group(group)?, kind, send, recv)?;
+        if let Scope::Discover { pass, .. } = &mut self.scope {
+            pass.point(stream.id(), PointKind::Collective(group.to_owned()));
+        }
+        Ok(ticket)
+    }
+
+    /// Marks the end of stage 1 of the current runner: from here the next one may start. Outside runners it does
+    /// nothing.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn complete(&mut self) -> Result<(), RuntimeError> {
+        let stream = self.compute().clone();
+        match &mut self.scope {
+            Scope::Idle => {}
+            Scope::Discover { pass, .. } => pass.point(stream.id(), PointKind::Complete),
+            Scope::Capture(capturing) => {
+                let at = capturing.at;
+                let Some(sealed) = self.sealed() else { return Ok(()) };
+                self.device.record(&stream, &sealed.runners[at].completion)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_discover(&mut self, runner: &str) -> Result<(), RuntimeError> {
+        self.idle("discover")?;
+        if self.sealed().is_some() {
+            return Err(RuntimeError::WrongPhase {
+                call: "discover",
+                phase: "a plan is sealed",
+                remedy: "release it before discovering again",
+            });
+        }
+        let pass = self.discovery.begin(runner, self.main.id());
+        self.scope = Scope::Discover { runner: runner.to_owned(), pass };
+        Ok(())
+    }
+
+    fn end_discover(&mut self) -> Result<(), RuntimeError> {
+        match std::mem::replace(&mut self.scope, Scope::Idle) {
+            Scope::Discover { runner, pass } => self.discovery.end(&runner, pass),
+            other => {
+                self.scope = other;
+                Ok(())
+            }
+        }
+    }
+
+    fn begin_capture(&mut self, runner: &str) -> Result<(), RuntimeError> {
+        self.idle("capture")?;
+        let sealed = self.sealed_mut("capture")?;
+        let at = sealed.runner(runner)?;
+        if sealed.runners[at].graph.is_some() {
+            return Err(RuntimeError::CapturedTwice { runner: runner.to_owned() });
+        }
+        let stream = sealed.runners[at].stream.clone();
+        self.device.begin_capture(&stream)?;
+        self.scope = Scope::Capture(Capturing {
+            runner: runner.to_owned(),
+            at,
+            consumed: 0,
+            released: Vec::new(),
+        });
+        Ok(())
+    }
+
+    fn end_capture(&mut self) -> Result<(), RuntimeError> {
+        let outcome = self.finish_capture();
+        if outcome.is_err() {
+            self.abort_scope();
+        }
+        self.scope = Scope::Idle;
+        outcome
+    }
+
+    fn finish_capture(&mut self) -> Result<(), RuntimeError> {
+        let (Scope::Capture(capturing), Some(sealed)) = (&self.scope, self.sealed()) else { return Ok(()) };
+        let runner = &sealed.trace.runners[capturing.at];
+        if let Some(left) = runner.requests.get(capturing.consumed) {
+            let (domain, dtype) = (&left.spec.domain, left.spec.dtype);
+            let bytes_left = runner.requests[capturing.consumed..]
+                .iter()
+                .filter(|request| request.spec.domain == *domain && request.spec.dtype == dtype)
+                .filter_map(|request| request.spec.bytes())
+                .sum();
+            return Err(RuntimeError::Unconsumed {
+                runner: capturing.runner.clone(),
+                consumed: capturing.consumed,
+                planned: runner.requests.len(),
+                bytes_left,
+                domain: domain.to_string(),
+                dtype: dtype.to_string(),
+                first_left: left.spec.to_string(),
+            });
+        }
+        // A request without a release point lives to the runner's tail: its fence is recorded there.
+        let (at, stream) = (capturing.at, sealed.runners[capturing.at].stream.clone());
+        for request in &runner.requests {
+            let spans = sealed
+                .trace
+                .runners
+                .iter()
+                .any(|runner| runner.points.iter().any(|point| point.kind == PointKind::Release(request.id)));
+            if !spans && !capturing.released.contains(&request.id) {
+                self.record_fence(&stream, request.id)?;
+            }
+        }
+        let graph = self.device.end_capture(&stream)?;
+        self.sealed_mut("capture")?.runners[at].graph = Some(graph);
+        Ok(())
+    }
+
+    /// Leaves whatever scope is active, from any state. A capture is given up, its request cursor forgotten.
+    fn abort_scope(&mut self) {
+        if let (Scope::Capture(capturing), Some(sealed)) = (&self.scope, self.sealed()) {
+            self.device.abort_capture(&sealed.runners[capturing.at].stream);
+        }
+        self.scope = Scope::Idle;
+    }
+}
+
+/// Something that holds a runtime, so that [`discover`] and [`capture`] can run its code inside a scope.
+pub trait HasRuntime<D: Device> {
+    /// The runtime.
+    fn runtime(&mut self) -> &mut Runtime<D>;
+}
+
+impl<D: Device> HasRuntime<D> for Runtime<D> {
+    fn runtime(&mut self) -> &mut Runtime<D> {
+        self
+    }
+}
+
+/// Runs `body` eagerly as one pass over `runner`, noting what it asks for.
+///
+/// # Errors
+/// Those of `body`; [`RuntimeError::WrongPhase`], [`RuntimeError::DiscoveryDiffers`]. The pass is then forgotten.
+///
+/// # Panics
+/// If `body` does; the scope is left first.
+pub fn discover<D: Device, H: HasRuntime<D>, E: From<RuntimeError>>(
+    holder: &mut H,
+    runner: &str,
+    body: impl FnOnce(&mut H) -> Result<(), E>,
+) -> Result<(), E> {
+    holder.runtime().begin_discover(runner)?;
+    within(holder, body)?;
+    Ok(holder.runtime().end_discover()?)
+}
+
+/// Captures `body` as the graph of `runner`. Nothing runs on the device.
+///
+/// # Errors
+/// Those of `body`, of the requests it makes, and [`RuntimeError::Unconsumed`]. The capture is then given up, the
+/// streams are back in eager mode, the plan and arenas unchanged, and the runner can be captured again.
+///
+/// # Panics
+/// If `body` does; the capture is given up first.
+pub fn capture<D: Device, H: HasRuntime<D>, E: From<RuntimeError>>(
+    holder: &mut H,
+    runner: &str,
+    body: impl FnOnce(&mut H) -> Result<(), E>,
+) -> Result<(), E> {
+    holder.runtime().begin_capture(runner)?;
+    within(holder, body)?;
+    Ok(holder.runtime().end_capture()?)
+}
+
+fn within<D: Device, H: HasRuntime<D>, E>(
+    holder: &mut H,
+    body: impl FnOnce(&mut H) -> Result<(), E>,
+) -> Result<(), E> {
+    // State behind a panic is the holder's affair; the runtime's own is put right here.
+    match catch_unwind(AssertUnwindSafe(|| body(holder))) {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => {
+            holder.runtime().abort_scope();
+            Err(error)
+        }
+        Err(panic) => {
+            holder.runtime().abort_scope();
+            resume_unwind(panic)
+        }
+    }
+}

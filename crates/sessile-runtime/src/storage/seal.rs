@@ -1,0 +1,167 @@
+//! Seal: agree, plan, allocate, register. After it no arena grows.
+
+use std::collections::BTreeMap;
+
+use sessile_hal::{Device, EventScope};
+use sessile_plan::{Domain, Fence, Plan, PlanOptions, PointKind, RequestId, Trace, check_trace, plan};
+
+use super::{Phase, Runtime, Scope, Sealed, SealedRunner, external, window_group};
+use crate::{RuntimeError, agree, discovery::Discovery};
+
+impl<D: Device> Runtime<D> {
+    /// Agrees with the other ranks on what was discovered, plans it, allocates and registers the arenas.
+    /// Collective over the job; blocks the host.
+    ///
+    /// The discovery must have covered exactly one step: its launches, in order, become the sealed order.
+    ///
+    /// # Errors
+    /// The same on every rank, within the device's deadline: [`RuntimeError::PlanMismatch`],
+    /// [`RuntimeError::PeerAllocFailed`], [`RuntimeError::PeerFailed`] and others. Nothing is kept; the call can be
+    /// made again.
+    pub fn seal(&mut self, name: &str, options: &PlanOptions) -> Result<&Plan, RuntimeError> {
+        let local = self.prepare(name, options);
+        let agreed = agree::compare(&self.groups, local.as_ref().ok().map(|(trace, _)| trace));
+        let local = agree::share(&self.world, local.and_then(|local| agreed.map(|()| local)));
+        let (trace, plan) = local?;
+
+        let offsets = self.compare_offsets(&trace, &plan);
+        agree::share(&self.world, offsets)?;
+
+        // Allocation is local and may fail on one rank alone; registration is collective. So agree in between.
+        let allocated = self.allocate(&plan);
+        let arenas = agree::share(&self.world, allocated)?;
+        let registered = self.register(&plan, &arenas);
+        agree::share(&self.world, registered)?;
+
+        let sealed = self.build(trace, plan, arenas);
+        let sealed = agree::share(&self.world, sealed)?;
+        self.phase = Phase::Sealed(Box::new(sealed));
+        Ok(self.plan().expect("sealed just now"))
+    }
+
+    /// Waits for all launches, then gives up graphs, events and arenas, and forgets the discovery.
+    ///
+    /// # Errors
+    /// Those of the named waits; everything is given up all the same.
+    pub fn release_plan(&mut self) -> Result<(), RuntimeError> {
+        self.idle("release_plan")?;
+        self.sealed_mut("release_plan")?;
+        let waits: Vec<_> = self
+            .sealed()
+            .into_iter()
+            .flat_map(|sealed| &sealed.runners)
+            .filter(|runner| runner.in_flight)
+            .map(|runner| self.device.wait_stream(&runner.stream))
+            .collect();
+        self.phase = Phase::Open;
+        self.discovery = Discovery::default();
+        waits.into_iter().collect::<Result<(), _>>()?;
+        Ok(())
+    }
+
+    pub(super) fn idle(&self, call: &'static str) -> Result<(), RuntimeError> {
+        match self.scope {
+            Scope::Idle => Ok(()),
+            Scope::Discover { .. } => Err(RuntimeError::WrongPhase {
+                call,
+                phase: "a runner is being discovered",
+                remedy: "end the discovery of that runner first",
+            }),
+            Scope::Capture { .. } => Err(RuntimeError::WrongPhase {
+                call,
+                phase: "a runner is being captured",
+                remedy: "end or abort the capture first",
+            }),
+        }
+    }
+
+    fn prepare(&self, name: &str, options: &PlanOptions) -> Result<(Trace, Plan), RuntimeError> {
+        self.idle("seal")?;
+        if self.sealed().is_some() {
+            return Err(RuntimeError::WrongPhase {
+                call: "seal",
+                phase: "a plan is sealed",
+                remedy: "release it first; after the seal nothing grows",
+            });
+        }
+        let trace = self.discovery.trace(name);
+        check_trace(&trace)?;
+        for (_, request) in trace.requests() {
+            for group in request.spec.group.as_deref().into_iter().chain(window_group(&request.spec.domain)) {
+                self.group(group)?;
+            }
+        }
+        let plan = plan(&trace, options)?;
+        Ok((trace, plan))
+    }
+
+    fn compare_offsets(&self, trace: &Trace, plan: &Plan) -> Result<(), RuntimeError> {
+        let mut offsets: BTreeMap<&str, Vec<(u32, u64, u64)>> = BTreeMap::new();
+        for view in &plan.views {
+            if let Some(group) = window_group(&plan.arenas[view.arena as usize].domain) {
+                offsets.entry(group).or_default().push((view.request.0, view.offset, view.bytes));
+            }
+        }
+        // Request numbers are local: count them inside the group instead, as every rank does.
+        let _ = trace;
+        let mut first = Ok(());
+        for (group, comm) in &self.groups {
+            let Some(list) = offsets.get_mut(group.as_str()) else { continue };
+            for (at, entry) in list.iter_mut().enumerate() {
+                entry.0 = u32::try_from(at).expect("fewer than 2^32 views");
+            }
+            let outcome = agree::compare_offsets(group, comm, list);
+            if first.is_ok() {
+                first = outcome;
+            }
+        }
+        first
+    }
+
+    fn allocate(&self, plan: &Plan) -> Result<Vec<D::Memory>, RuntimeError> {
+        plan.arenas
+            .iter()
+            .map(|arena| {
+                Ok(self.device.alloc(arena.bytes, &arena.domain, &format!("arena {}", arena.domain))?)
+            })
+            .collect()
+    }
+
+    /// Registers in order of group name, which is equal on all ranks.
+    fn register(&self, plan: &Plan, arenas: &[D::Memory]) -> Result<(), RuntimeError> {
+        for (group, comm) in &self.groups {
+            let domain = Domain::Symmetric(group.clone());
+            if let Some(at) = plan.arenas.iter().position(|arena| arena.domain == domain) {
+                self.device.register_window(comm, &arenas[at])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn build(&self, trace: Trace, plan: Plan, arenas: Vec<D::Memory>) -> Result<Sealed<D>, RuntimeError> {
+        let by_name =
+            trace.runners.iter().enumerate().map(|(at, runner)| (runner.name.clone(), at)).collect();
+        let mut fence_events: BTreeMap<RequestId, D::Event> = BTreeMap::new();
+        for Fence { release, .. } in &plan.fences {
+            if !fence_events.contains_key(release) {
+                fence_events.insert(*release, external(&self.device)?);
+            }
+        }
+        let runners = trace
+            .runners
+            .iter()
+            .map(|runner| {
+                Ok(SealedRunner {
+                    stream: self.device.stream(&runner.name)?,
+                    start: self.device.event(EventScope::Internal)?,
+                    completion: external(&self.device)?,
+                    end: self.device.event(EventScope::Internal)?,
+                    graph: None,
+                    completes: runner.points.iter().any(|point| point.kind == PointKind::Complete),
+                    in_flight: false,
+                })
+            })
+            .collect::<Result<Vec<_>, RuntimeError>>()?;
+        Ok(Sealed { trace, plan, arenas, by_name, fence_events, runners, cursor: 0 })
+    }
+}
