@@ -17,11 +17,14 @@
 //!
 //! - A launch occupies its stream until every node of the graph has ended. Launches of one graph never overlap,
 //!   on any streams. Graphs that shall run at once therefore need streams of their own.
-//! - A wait, eager or as a node, observes the latest record *enqueued* before it (for a node: before its launch;
-//!   a record node is enqueued by its graph's launch). An event that was never recorded lets every wait pass.
+//! - A wait, eager or as a node, observes the latest record *enqueued* before it, when the host makes the call. A
+//!   launch enqueues the nodes of its graph in capture order, so inside one graph a wait node observes a record node
+//!   that was captured before it. An event that was never recorded lets every wait pass.
 //! - Nodes are ordered by the graph's edges alone. Streams exist during capture only.
 //! - Collectives of one communicator run in the order in which they were enqueued or launched, also from
 //!   different streams and graphs. All ranks must enqueue them in the same order.
+//! - A launch may block the host while too many launches are outstanding (on CUDA about 1,000 on a stream, and about
+//!   28 of graphs that hold NCCL collectives). Hold no lock that a peer needs.
 //! - A collective of a rank ends after every rank of the group has reached it. It does not promise that peers
 //!   have ended theirs.
 #![forbid(unsafe_code)]
