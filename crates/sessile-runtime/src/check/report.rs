@@ -335,7 +335,8 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let faults = self.violations.len() as u64 + self.unlisted;
-        write!(f, "{} operations checked, {faults} violations", self.operations)?;
+        write!(f, "{} operations checked, {faults} violation", self.operations)?;
+        f.write_str(if faults == 1 { "" } else { "s" })?;
         self.violations.iter().try_for_each(|violation| write!(f, "\n  {violation}"))?;
         if self.unlisted > 0 {
             write!(f, "\n  and {} more", self.unlisted)?;

@@ -1,0 +1,9 @@
+//! Tests of the event log, the happens-before checker, and timelines.
+
+mod build;
+mod counts;
+mod hostile;
+mod large;
+mod naive;
+mod random;
+mod rules;
