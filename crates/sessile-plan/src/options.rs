@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::PlanError;
+use crate::{error::PlanError, limits::DEPTH_MAX};
 
 /// What happens between two steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -58,8 +58,9 @@ impl FromStr for Strategy {
 
     fn from_str(text: &str) -> Result<Self, PlanError> {
         let unknown = || PlanError::UnknownStrategy { text: text.chars().take(80).collect() };
+        // Only the canonical form: `parse` alone would take `+2` and `02`, and the JSON Schema does not.
         let count = |digits: &str| match digits.parse::<u32>() {
-            Ok(n) if (1..=1024).contains(&n) => Ok(n),
+            Ok(n) if (1..=DEPTH_MAX).contains(&n) && n.to_string() == digits => Ok(n),
             _ => Err(unknown()),
         };
         match text.split_once(':') {

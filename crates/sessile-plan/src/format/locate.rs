@@ -18,16 +18,33 @@ pub(super) fn error(json: &[u8], error: &serde_json::Error, schema: &'static str
     if let Some(end) = problem.rfind(" at line ") {
         problem.truncate(end);
     }
+    at_offset(json, at, (line, column), &problem, schema)
+}
+
+/// The same for a problem that was found at a byte offset.
+pub(super) fn at_offset(
+    json: &[u8],
+    at: usize,
+    (line, column): (usize, usize),
+    problem: &str,
+    schema: &'static str,
+) -> FormatError {
+    let near = &json[at.saturating_sub(NEAR_BYTES)..(at + NEAR_BYTES).min(json.len())];
     FormatError::Json {
         line,
         column,
         field: path(&json[..at]),
-        problem: clip(&problem),
-        near: clip(&String::from_utf8_lossy(
-            &json[at.saturating_sub(NEAR_BYTES)..(at + NEAR_BYTES).min(json.len())],
-        )),
+        problem: clip(problem),
+        near: clip(&String::from_utf8_lossy(near)),
         schema,
     }
+}
+
+/// Line and column of a byte offset, as the parser counts them.
+pub(super) fn position(json: &[u8], at: usize) -> (usize, usize) {
+    let before = &json[..at.min(json.len())];
+    let start = before.iter().rposition(|&byte| byte == b'\n').map_or(0, |newline| newline + 1);
+    (1 + before.iter().filter(|&&byte| byte == b'\n').count(), before.len() - start)
 }
 
 /// At most [`TEXT_BYTES_MAX`] bytes of printable text.

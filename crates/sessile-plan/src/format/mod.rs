@@ -5,6 +5,7 @@
 //! the document.
 
 mod locate;
+mod strict;
 
 use std::{collections::BTreeSet, fmt, marker::PhantomData};
 
@@ -84,7 +85,9 @@ fn read<T: DeserializeOwned>(json: &[u8], schema: &'static str, version: u32) ->
     if header.version != u64::from(version) {
         return Err(FormatError::Version { found: header.version, expected: version, schema });
     }
-    serde_json::from_slice(json).map_err(|error| locate::error(json, &error, schema))
+    let document = serde_json::from_slice(json).map_err(|error| locate::error(json, &error, schema))?;
+    strict::check(json, schema)?;
+    Ok(document)
 }
 
 /// At most 80 characters.

@@ -1,0 +1,63 @@
+//! What serde lets pass and the schema does not: a struct written as a list of its fields, and a bare variant
+//! written as an object with a null. Runs on documents that were parsed already, so that their syntax is known.
+
+use super::locate;
+use crate::error::FormatError;
+
+/// Fields that are lists.
+const LISTS: [&[u8]; 9] = [
+    b"runners",
+    b"requests",
+    b"points",
+    b"launches",
+    b"shape",
+    b"unsharded_shape",
+    b"arenas",
+    b"views",
+    b"fences",
+];
+/// Fields that may be null.
+const NULLABLE: [&[u8]; 3] = [b"group", b"expert", b"accumulates_into"];
+
+/// Accepts lists and nulls only where the schemas have them.
+pub(super) fn check(json: &[u8], schema: &'static str) -> Result<(), FormatError> {
+    // The key of each open object, and none for each open list.
+    let mut open: Vec<Option<&[u8]>> = Vec::new();
+    let mut text: &[u8] = b"";
+    let mut at = 0;
+    while at < json.len() {
+        let key = open.last().copied().flatten();
+        let problem = match json[at] {
+            b'[' if !key.is_some_and(|key| LISTS.contains(&key)) => {
+                Some("a list where an object or value belongs")
+            }
+            b'n' if !key.is_some_and(|key| NULLABLE.contains(&key)) => Some("null where a value belongs"),
+            _ => None,
+        };
+        if let Some(problem) = problem {
+            return Err(locate::at_offset(json, at, locate::position(json, at), problem, schema));
+        }
+        match json[at] {
+            b'{' => open.push(Some(b"")),
+            b'[' => open.push(None),
+            b'}' | b']' => _ = open.pop(),
+            b':' => {
+                if let Some(Some(key)) = open.last_mut() {
+                    *key = text;
+                }
+            }
+            b'n' => at += 3,
+            b'"' => {
+                let start = at + 1;
+                at = start;
+                while at < json.len() && json[at] != b'"' {
+                    at += if json[at] == b'\\' { 2 } else { 1 };
+                }
+                text = &json[start..at.min(json.len())];
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    Ok(())
+}

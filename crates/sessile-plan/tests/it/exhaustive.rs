@@ -1,0 +1,85 @@
+//! All small plans: up to five requests of two sizes in two domains, in up to three runners, through the validator.
+//!
+//! Requests are enumerated as multisets of (runner, domain, size): the order of requests inside a runner only
+//! permutes equal bump offsets.
+
+use sessile_plan::{PlanError, StepCut, Strategy, Trace, plan, validate};
+
+use crate::support::{CUTS, backward, opaque, options, request, strategies, symmetric, trace};
+
+const RUNNERS: usize = 3;
+const KINDS: usize = RUNNERS * 2 * 2;
+
+/// Launch orders: each runner once, one again, all again in reverse.
+const LAUNCHES: [&[u32]; 3] = [&[0, 1, 2], &[0, 1, 2, 1], &[0, 1, 2, 2, 1, 0]];
+
+#[test]
+fn all_small_plans_pass_the_validator() {
+    let (mut plans, mut refused, mut fenced) = (0u32, 0u32, 0u32);
+    let mut kinds = Vec::new();
+    multisets(0, 5, &mut kinds, &mut |kinds| {
+        for (number, launches) in LAUNCHES.iter().enumerate() {
+            // Runners without recorded order only in the plainest launch order: they are never fenced.
+            for recorded in if number == 0 { &[true, false][..] } else { &[true] } {
+                let given = build(kinds, launches, *recorded);
+                for cut in CUTS {
+                    check(&given, cut, &mut plans, &mut refused, &mut fenced);
+                }
+            }
+        }
+    });
+    eprintln!("{plans} plans validated, {fenced} of them with fences; {refused} rings refused");
+    assert!(plans > 500_000 && fenced > 100_000 && refused > 10_000, "{plans} {fenced} {refused}");
+}
+
+fn multisets(from: usize, left: usize, kinds: &mut Vec<usize>, each: &mut impl FnMut(&[usize])) {
+    each(kinds);
+    if left > 0 {
+        for kind in from..KINDS {
+            kinds.push(kind);
+            multisets(kind, left - 1, kinds, each);
+            kinds.pop();
+        }
+    }
+}
+
+fn build(kinds: &[usize], launches: &[u32], recorded: bool) -> Trace {
+    let mut requests = vec![Vec::new(); RUNNERS];
+    for (id, kind) in kinds.iter().enumerate() {
+        let made = request(id as u32, 1 + (kind / (2 * RUNNERS)) as u64);
+        let made = if kind / RUNNERS % 2 == 0 { made } else { symmetric(made, "dense") };
+        requests[kind % RUNNERS].push(made);
+    }
+    let runner = if recorded { backward } else { opaque };
+    let runners =
+        requests.into_iter().enumerate().map(|(r, requests)| runner(&format!("r{r}"), requests)).collect();
+    trace(runners, launches.to_vec())
+}
+
+fn check(given: &Trace, cut: StepCut, plans: &mut u32, refused: &mut u32, fenced: &mut u32) {
+    for strategy in strategies() {
+        let mut bytes = Vec::new();
+        // To a baseline, depth is only whether launches are serial.
+        for depth in 1..=if strategy == Strategy::Sessile { 3 } else { 2 } {
+            let made = match plan(given, &options(strategy, depth, cut)) {
+                Ok(made) => made,
+                Err(PlanError::RingTooSmall { .. }) => {
+                    *refused += 1;
+                    continue;
+                }
+                Err(error) => panic!("{error}: {given:?}"),
+            };
+            let violations = validate(given, &made);
+            assert!(violations.is_empty(), "{violations:?} in {made:?} of {given:?}");
+            assert!(made.bytes() >= made.lower_bound_bytes());
+            bytes.push(made.bytes());
+            *plans += 1;
+            *fenced += u32::from(!made.fences.is_empty());
+        }
+        if strategy == Strategy::Sessile {
+            assert!(bytes.is_sorted(), "more depth took fewer bytes: {bytes:?} of {given:?}");
+        } else {
+            assert!(bytes.windows(2).all(|pair| pair[0] == pair[1]), "depth changed a baseline of {given:?}");
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! All integration tests of sessile-plan, in one binary.
+#![allow(clippy::print_stderr, reason = "counts and times are for whoever runs the tests")]
+
+mod baselines;
+mod digests;
+mod errors;
+mod exhaustive;
+mod fences;
+mod formats;
+mod generate;
+mod hostile;
+mod models;
+mod properties;
+mod reasons;
+mod scale;
+mod support;
