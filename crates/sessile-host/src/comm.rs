@@ -1,0 +1,123 @@
+//! Communicators: the members of a group, and where their collectives stand.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use sessile_hal::{Comm, DeviceError};
+
+use crate::collective::Signature;
+use crate::engine::TaskId;
+use crate::exchange::Rounds;
+use crate::sync::{Arc, Mutex};
+use crate::world::Handle;
+
+/// A process group, shared by its members.
+pub(crate) struct Group {
+    pub(crate) name: String,
+    pub(crate) ranks: Vec<u32>,
+    /// Taken only while the engine's lock is held.
+    pub(crate) state: Mutex<GroupState>,
+}
+
+/// Where a group stands. Vectors are in group order.
+pub(crate) struct GroupState {
+    /// Members that have come to make the communicator.
+    pub(crate) present: Vec<bool>,
+    /// Whether a member asked for other ranks under this name.
+    pub(crate) refused: bool,
+    /// Number of each member's next collective.
+    pub(crate) next: Vec<u64>,
+    /// Each member's last part; the next one runs after it.
+    pub(crate) last: Vec<TaskId>,
+    /// Collectives that some member has reached and that have not ended.
+    pub(crate) meetings: HashMap<u64, Meeting>,
+    /// From this number on every collective does nothing and fails.
+    pub(crate) failed: Option<(u64, Failure)>,
+    pub(crate) rounds: Rounds,
+}
+
+/// One collective: the parts that have been enqueued, and how many of them are ready.
+pub(crate) struct Meeting {
+    pub(crate) parts: Vec<Option<TaskId>>,
+    pub(crate) ready: usize,
+    /// The first arrival and what it enqueued.
+    pub(crate) first: (u32, Signature),
+}
+
+/// Why the collectives of a group fail.
+#[derive(Clone)]
+pub(crate) enum Failure {
+    /// A member will not come any more.
+    Lost(u32),
+    /// Members met in different collectives.
+    Mismatch(DeviceError),
+}
+
+impl Group {
+    pub(crate) fn new(name: &str, ranks: &[u32]) -> Self {
+        let size = ranks.len();
+        Group {
+            name: name.to_owned(),
+            ranks: ranks.to_vec(),
+            state: Mutex::new(GroupState {
+                present: vec![false; size],
+                refused: false,
+                next: vec![0; size],
+                last: vec![crate::engine::DONE; size],
+                meetings: HashMap::new(),
+                failed: None,
+                rounds: Rounds::new(size),
+            }),
+        }
+    }
+
+    /// What collective `number` is called in errors.
+    pub(crate) fn describe(&self, number: u64) -> String {
+        format!("collective {number} of group `{}`", self.name)
+    }
+
+    /// What `rank` gets to see for its part in collective `number`.
+    pub(crate) fn error(&self, failure: &Failure, rank: u32, number: u64) -> DeviceError {
+        match failure {
+            Failure::Lost(peer) => DeviceError::PeerLost { rank, peer: *peer, what: self.describe(number) },
+            Failure::Mismatch(error) => error.clone(),
+        }
+    }
+
+    pub(crate) fn member(&self, rank: u32) -> Option<usize> {
+        self.ranks.iter().position(|&r| r == rank)
+    }
+}
+
+/// A communicator of the host device.
+#[derive(Clone)]
+pub struct HostComm {
+    pub(crate) handle: Arc<Handle>,
+    pub(crate) group: Arc<Group>,
+    /// This rank's position in the group.
+    pub(crate) member: u32,
+}
+
+impl Comm for HostComm {
+    fn name(&self) -> &str {
+        &self.group.name
+    }
+
+    fn ranks(&self) -> &[u32] {
+        &self.group.ranks
+    }
+
+    fn rank(&self) -> u32 {
+        self.member
+    }
+
+    fn exchange(&self, payload: &[u8]) -> Result<Vec<Vec<u8>>, DeviceError> {
+        self.handle.core.exchange(&self.group, self.member as usize, payload)
+    }
+}
+
+impl fmt::Debug for HostComm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "group `{}` of ranks {:?}, member {}", self.group.name, self.group.ranks, self.member)
+    }
+}

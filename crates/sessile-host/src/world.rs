@@ -1,0 +1,290 @@
+//! A world: all ranks of a job in this process.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use crate::device::HostDevice;
+use crate::engine::{Clock, Engine};
+use crate::executor::{Mode, Order, scheduled, threads};
+use crate::memory::Account;
+use crate::sync::{Arc, Condvar, Mutex, MutexGuard, lock, thread, wait};
+
+/// What a world is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorldOptions {
+    /// Number of ranks.
+    pub ranks: u32,
+    /// How tasks run.
+    pub mode: Mode,
+    /// How long a named wait may take.
+    pub deadline: Duration,
+    /// Bytes that each rank may allocate; `None`: as many as there are.
+    pub memory_limit: Option<u64>,
+    /// Whether [`take_spans`](sessile_hal::Device::take_spans) has something to give. Spans pile up until they are
+    /// taken.
+    pub record_spans: bool,
+}
+
+impl Default for WorldOptions {
+    /// One rank, two workers, a deadline of a minute, no limit, spans on.
+    fn default() -> Self {
+        WorldOptions {
+            ranks: 1,
+            mode: Mode::Threads { workers: 2 },
+            deadline: Duration::from_secs(60),
+            memory_limit: None,
+            record_spans: true,
+        }
+    }
+}
+
+impl WorldOptions {
+    /// The defaults with this many ranks and workers.
+    pub fn threads(ranks: u32, workers: usize) -> Self {
+        WorldOptions { ranks, mode: Mode::Threads { workers }, ..WorldOptions::default() }
+    }
+
+    /// The defaults with this many ranks and the seeded scheduler.
+    pub fn scheduled(ranks: u32, seed: u64, order: Order) -> Self {
+        WorldOptions { ranks, mode: Mode::Scheduled { seed, order }, ..WorldOptions::default() }
+    }
+}
+
+/// Why a rank's program gave no result.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum RankFailure<E> {
+    /// It panicked.
+    #[error("rank {rank} panicked: {message}")]
+    Panicked {
+        /// The rank.
+        rank: u32,
+        /// What the panic said.
+        message: String,
+    },
+    /// It returned an error.
+    #[error("rank {rank}: {error}")]
+    Failed {
+        /// The rank.
+        rank: u32,
+        /// The error.
+        error: E,
+    },
+}
+
+/// What the workers and all handles share.
+pub(crate) struct Core {
+    pub(crate) id: u64,
+    pub(crate) options: WorldOptions,
+    pub(crate) engine: Mutex<Engine>,
+    /// Workers wait here for ready tasks.
+    pub(crate) work: Condvar,
+    /// Blocked hosts, by rank.
+    pub(crate) hosts: Arc<Vec<Condvar>>,
+    /// [`World::run`] waits here for the last task.
+    pub(crate) idle: Condvar,
+    pub(crate) accounts: Vec<Arc<Account>>,
+}
+
+impl Core {
+    /// Wakes workers for what became ready.
+    pub(crate) fn poke(&self, engine: &mut Engine) {
+        for _ in 0..std::mem::take(&mut engine.fresh) {
+            self.work.notify_one();
+        }
+    }
+
+    /// Waits until nothing can run any more. Only while no program runs.
+    fn drain(&self) {
+        let mut engine = lock(&self.engine);
+        if let Mode::Scheduled { .. } = self.options.mode {
+            scheduled::run(&mut engine);
+            return;
+        }
+        while !engine.ready.is_empty() || engine.running > 0 {
+            engine = wait(&self.idle, engine);
+        }
+    }
+}
+
+/// Keeps the workers going; the last handle stops them.
+pub(crate) struct Handle {
+    pub(crate) core: Arc<Core>,
+    workers: Vec<thread::JoinHandle<()>>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let (tasks, captures) = {
+            let mut engine = lock(&self.core.engine);
+            engine.shutdown = true;
+            engine.ready.clear();
+            let captures: Vec<_> = engine.ranks.iter_mut().map(|rank| rank.capture.take()).collect();
+            (std::mem::take(&mut engine.tasks), captures)
+        };
+        drop((tasks, captures));
+        self.core.work.notify_all();
+        for worker in self.workers.drain(..) {
+            // A worker can't have panicked (kernels are caught), and a destructor has nobody to tell.
+            let _ = worker.join();
+        }
+    }
+}
+
+/// All ranks of a job. Clones share it; device handles keep it going.
+#[derive(Clone)]
+pub struct World {
+    handle: Arc<Handle>,
+}
+
+impl World {
+    /// Makes a world and starts its workers.
+    pub fn new(options: WorldOptions) -> Self {
+        static WORLDS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+        let ranks = options.ranks as usize;
+        let hosts: Arc<Vec<Condvar>> = Arc::new((0..ranks).map(|_| Condvar::new()).collect());
+        let (workers, clock, policy) = match options.mode {
+            Mode::Threads { workers } => {
+                (workers.max(1), Clock::Wall(Instant::now()), scheduled::Policy::new(Order::Random, 0))
+            }
+            Mode::Scheduled { seed, order } => (0, Clock::Steps(0), scheduled::Policy::new(order, seed)),
+        };
+        let engine = Engine::new(ranks, hosts.clone(), clock, policy, options.record_spans);
+        let core = Arc::new(Core {
+            id: WORLDS.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
+            engine: Mutex::new(engine),
+            work: Condvar::new(),
+            hosts,
+            idle: Condvar::new(),
+            accounts: (0..options.ranks)
+                .map(|rank| Arc::new(Account::new(rank, options.memory_limit)))
+                .collect(),
+            options,
+        });
+        let start = |_| {
+            let core = core.clone();
+            thread::spawn(move || threads::work(&core))
+        };
+        let workers = (0..workers).map(start).collect();
+        World { handle: Arc::new(Handle { core, workers }) }
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self) -> u32 {
+        self.handle.core.options.ranks
+    }
+
+    /// The device of a rank.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub fn device(&self, rank: u32) -> HostDevice {
+        assert!(rank < self.ranks(), "rank {rank} of a world of {}", self.ranks());
+        HostDevice::new(self.handle.clone(), rank)
+    }
+
+    /// Runs one program a rank, each on a thread of its own, and returns their results by rank when all have ended
+    /// and so has all work they enqueued.
+    ///
+    /// A rank whose program ends, fails or panics is gone: peers that wait for it get
+    /// [`PeerLost`](sessile_hal::DeviceError::PeerLost). It is back when `run` is called again.
+    pub fn run<T, E, F>(&self, program: F) -> Vec<Result<T, RankFailure<E>>>
+    where
+        T: Send,
+        E: Send,
+        F: Fn(HostDevice) -> Result<T, E> + Sync,
+    {
+        let core = &self.handle.core;
+        {
+            let mut engine = lock(&core.engine);
+            (0..self.ranks()).for_each(|rank| engine.attach(rank));
+        }
+        let program = &program;
+        let results = thread::scope(|scope| {
+            let threads: Vec<_> = (0..self.ranks())
+                .map(|rank| {
+                    let device = self.device(rank);
+                    scope.spawn(move || {
+                        let _leave = Leave { core, rank };
+                        match catch_unwind(AssertUnwindSafe(|| program(device))) {
+                            Ok(result) => result.map_err(|error| RankFailure::Failed { rank, error }),
+                            Err(panic) => {
+                                Err(RankFailure::Panicked { rank, message: panic_message(panic.as_ref()) })
+                            }
+                        }
+                    })
+                })
+                .collect();
+            let join = |(rank, thread): (u32, thread::ScopedJoinHandle<'_, _>)| {
+                thread.join().unwrap_or_else(|panic| {
+                    Err(RankFailure::Panicked { rank, message: panic_message(panic.as_ref()) })
+                })
+            };
+            (0..).zip(threads).map(join).collect()
+        });
+        core.drain();
+        results
+    }
+
+    /// Bytes that a rank has allocated now.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub fn live_bytes(&self, rank: u32) -> u64 {
+        self.account(rank).live()
+    }
+
+    /// The most bytes that a rank had allocated at once.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub fn peak_bytes(&self, rank: u32) -> u64 {
+        self.account(rank).peak()
+    }
+
+    /// Lets a rank's `nth` allocation from now (from 1) fail. For tests.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub fn fail_allocation(&self, rank: u32, nth: u64) {
+        self.account(rank).fail_allocation(nth);
+    }
+
+    /// Whether spans are recorded from now on.
+    pub fn record_spans(&self, on: bool) {
+        self.engine().record_spans = on;
+    }
+
+    fn account(&self, rank: u32) -> &Account {
+        &self.handle.core.accounts[rank as usize]
+    }
+
+    fn engine(&self) -> MutexGuard<'_, Engine> {
+        lock(&self.handle.core.engine)
+    }
+}
+
+impl std::fmt::Debug for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "world of {} ranks, {:?}", self.ranks(), self.handle.core.options.mode)
+    }
+}
+
+/// Marks a rank as gone when its thread ends, however it ends.
+struct Leave<'a> {
+    core: &'a Core,
+    rank: u32,
+}
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        let mut engine = lock(&self.core.engine);
+        engine.leave(self.rank);
+        self.core.poke(&mut engine);
+        self.core.advance(&mut engine);
+    }
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no message)".to_owned())
+}
