@@ -324,7 +324,8 @@ impl<'a, D: Device> Trainer<'a, D> {
         }
     }
 
-    fn unit_order(&self, pass: Pass) -> Vec<usize> {
+    /// Units (modules or layers) in the order in which a pass runs them.
+    pub fn unit_order(&self, pass: Pass) -> Vec<usize> {
         let forward = 0..self.units.len();
         match pass {
             Pass::Forward => forward.collect(),
@@ -348,8 +349,14 @@ impl<'a, D: Device> Trainer<'a, D> {
         Ok(())
     }
 
-    fn run_units(&mut self, pass: Pass, slot: u32, execution: Execution) -> Result<(), RuntimeError> {
-        for at in self.unit_order(pass) {
+    fn run_units(
+        &mut self,
+        pass: Pass,
+        slot: u32,
+        units: &[usize],
+        execution: Execution,
+    ) -> Result<(), RuntimeError> {
+        for &at in units {
             let name = self.runner_name(at, pass, slot);
             match execution {
                 Execution::Discover if self.units[at].graphed => {
@@ -369,6 +376,19 @@ impl<'a, D: Device> Trainer<'a, D> {
     /// # Errors
     /// Those of the runtime.
     pub fn forward(&mut self, microbatch: u32, execution: Execution) -> Result<(), RuntimeError> {
+        self.forward_through(microbatch, &self.unit_order(Pass::Forward), execution)
+    }
+
+    /// As [`Trainer::forward`], through these units in this order (of [`Trainer::unit_order`]).
+    ///
+    /// # Errors
+    /// Those of the runtime.
+    pub fn forward_through(
+        &mut self,
+        microbatch: u32,
+        units: &[usize],
+        execution: Execution,
+    ) -> Result<(), RuntimeError> {
         let slot = microbatch % self.config.microbatches_in_flight;
         let Extents { tokens, hidden, .. } = self.extents;
         let (ids, targets) = (&self.tokens[microbatch as usize], &self.targets[microbatch as usize]);
@@ -380,7 +400,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         self.gtp.release(table)?;
         let targets = targets.clone();
 
-        self.run_units(Pass::Forward, slot, execution)?;
+        self.run_units(Pass::Forward, slot, units, execution)?;
 
         let acts = &self.acts[slot as usize];
         let last = &acts.residual[self.modules.len()];
@@ -410,6 +430,19 @@ impl<'a, D: Device> Trainer<'a, D> {
     /// # Errors
     /// Those of the runtime.
     pub fn backward(&mut self, microbatch: u32, execution: Execution) -> Result<(), RuntimeError> {
+        self.backward_through(microbatch, &self.unit_order(Pass::Backward), execution)
+    }
+
+    /// As [`Trainer::backward`], through these units in this order.
+    ///
+    /// # Errors
+    /// Those of the runtime.
+    pub fn backward_through(
+        &mut self,
+        microbatch: u32,
+        units: &[usize],
+        execution: Execution,
+    ) -> Result<(), RuntimeError> {
         let slot = microbatch % self.config.microbatches_in_flight;
         let Extents { tokens, hidden, .. } = self.extents;
         let acts = &self.acts[slot as usize];
@@ -422,7 +455,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         let views = [dnormed, last, &norm.value, &acts.final_rstd, &acts.dresidual, &norm.main_grad];
         run(&mut self.gtp, kernel, "final norm backward", &views)?;
 
-        self.run_units(Pass::Backward, slot, execution)?;
+        self.run_units(Pass::Backward, slot, units, execution)?;
 
         let acts = &self.acts[slot as usize];
         let (ids, dx) = (self.tokens[microbatch as usize].clone(), acts.dresidual.clone());
@@ -494,6 +527,15 @@ impl<'a, D: Device> Trainer<'a, D> {
         self.begin_step()?;
         self.run_microbatches(execution)?;
         self.finish_step()
+    }
+
+    /// Gives a step up in the middle: what was started is finished, and the next [`Trainer::begin_step`] begins anew.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn abort_step(&mut self) -> Result<(), RuntimeError> {
+        self.gtp.finish_backward()?;
+        self.gtp.runtime().join()
     }
 
     fn read_result(&mut self) -> Result<StepResult, RuntimeError> {

@@ -1,0 +1,10 @@
+//! Training runs: eager and captured execution compared to the bit, fences taken away, orders changed.
+#![allow(missing_docs, reason = "tests")]
+
+mod cover;
+mod equality;
+mod fences;
+mod orders;
+mod overlap;
+mod padding;
+mod support;
