@@ -1,1 +1,29 @@
-fn main(){}
+//! The program `sessile`: plans, trains with, compares and checks fixed-address communication buffers.
+//!
+//! Data go to stdout; progress, notes and errors go to stderr. Exit status: 0 good, 1 the verdict is bad, 2 bad
+//! input.
+#![forbid(unsafe_code)]
+
+mod args;
+mod commands;
+mod failure;
+mod input;
+mod output;
+mod run;
+mod text;
+mod ui;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let program = args::Program::parse();
+    match commands::run(program) {
+        Ok(verdict) => verdict.into(),
+        Err(failure) => {
+            ui::error(&failure);
+            failure.exit_code()
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! The command line.
+
+mod parse;
+mod plan;
+mod train;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+pub(crate) use plan::{CheckArgs, CompareArgs, PlanArgs};
+pub(crate) use train::TrainArgs;
+
+/// Plans, owns, fences and proves the fixed-address communication buffers of training with captured graphs.
+#[derive(Debug, Parser)]
+#[command(name = "sessile", version, max_term_width = 110, after_help = AFTER)]
+pub(crate) struct Program {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const AFTER: &str = "Exit status: 0 good, 1 the verdict is bad (bits differ, a violation), 2 bad input.";
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Train a small transformer eagerly and as captured graphs, and compare them to the bit
+    Train(Box<TrainArgs>),
+    /// Plan the buffers of a recorded trace
+    Plan(PlanArgs),
+    /// Compare all strategies on recorded traces
+    Compare(CompareArgs),
+    /// Check a trace, a saved run or an event log with code that shares nothing with the planner
+    Check(CheckArgs),
+}
+
+/// Options that every command has.
+#[derive(Args, Debug)]
+pub(crate) struct Common {
+    /// Also write the result as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Print errors only
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+}

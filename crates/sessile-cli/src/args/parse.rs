@@ -1,0 +1,50 @@
+//! Values of options. Each error names what would do; clap adds the option and the value.
+
+use std::{num::IntErrorKind, str::FromStr};
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use sessile_model::config::{GraphScope, Mode, ModuleKind, Overlap, ScheduleOrder};
+use sessile_plan::{DType, StepCut};
+
+/// A whole number of any width.
+pub(crate) fn whole<T: FromStr<Err = std::num::ParseIntError>>(text: &str) -> Result<T, String> {
+    let remedy = |error: std::num::ParseIntError| match error.kind() {
+        IntErrorKind::PosOverflow => "too large: use a smaller whole number".to_owned(),
+        _ => "use a whole number, such as 4".to_owned(),
+    };
+    text.parse().map_err(remedy)
+}
+
+/// The device.
+pub(crate) fn device(text: &str) -> Result<String, String> {
+    match text {
+        "host" => Ok(text.to_owned()),
+        "cuda" => Err("cuda is not built into this version: use host".to_owned()),
+        _ => Err("no such device: use host, the only one built into this version".to_owned()),
+    }
+}
+
+/// One of a few words, each with its meaning.
+pub(crate) fn word<T: Clone + Send + Sync + 'static>(
+    words: &'static [(&'static str, T)],
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(words.iter().map(|(word, _)| *word)).try_map(move |text| {
+        let found = words.iter().find(|(word, _)| *word == text);
+        found.map(|(_, value)| value.clone()).ok_or_else(|| format!("unknown word {text}"))
+    })
+}
+
+pub(crate) const MODES: &[(&str, Mode)] =
+    &[("eager", Mode::Eager), ("graphs", Mode::Graphs), ("both", Mode::Both)];
+pub(crate) const SCOPES: &[(&str, GraphScope)] =
+    &[("module", GraphScope::Module), ("layer", GraphScope::Layer)];
+pub(crate) const MODULES: &[(&str, ModuleKind)] =
+    &[("attention", ModuleKind::Attention), ("mlp", ModuleKind::Mlp)];
+pub(crate) const OVERLAPS: &[(&str, Overlap)] = &[("on", Overlap::On), ("off", Overlap::Off)];
+pub(crate) const ORDERS: &[(&str, ScheduleOrder)] = &[
+    ("random", ScheduleOrder::Random),
+    ("writers-early", ScheduleOrder::WritersEarly),
+    ("readers-early", ScheduleOrder::ReadersEarly),
+];
+pub(crate) const CUTS: &[(&str, StepCut)] = &[("barrier", StepCut::Barrier), ("wrap", StepCut::Wrap)];
+pub(crate) const WIRE_DTYPES: &[(&str, DType)] = &[("bf16", DType::Bf16), ("f32", DType::F32)];

@@ -1,0 +1,81 @@
+//! Options of `sessile plan`, `compare` and `check`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use sessile_model::config::Overlap;
+use sessile_plan::{LaunchOrder, PlanOptions, StepCut, Strategy};
+
+use super::{Common, parse};
+
+/// What shapes a plan.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Plan", allow_negative_numbers = true)]
+pub(crate) struct PlanChoices {
+    /// How bytes are given to buffers: sessile, generations:N, ring:N or per-request
+    #[arg(long, value_name = "NAME", default_value = "sessile")]
+    strategy: Strategy,
+    /// Graphs in flight at once
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = parse::whole::<u32>)]
+    depth: u32,
+    /// What happens between two steps
+    #[arg(long, value_name = "CUT", default_value = "barrier", value_parser = parse::word(parse::CUTS))]
+    step_cut: StepCut,
+    /// Whether reduce-scatters may run on into the next graphs
+    #[arg(long, value_name = "ON|OFF", default_value = "on", value_parser = parse::word(parse::OVERLAPS))]
+    overlap: Overlap,
+}
+
+impl PlanChoices {
+    /// As the planner takes them.
+    pub(crate) fn options(&self) -> PlanOptions {
+        PlanOptions {
+            strategy: self.strategy,
+            depth: self.depth,
+            step_cut: self.step_cut,
+            launch_order: match self.overlap {
+                Overlap::On => LaunchOrder::Overlapped,
+                Overlap::Off => LaunchOrder::Serial,
+            },
+        }
+    }
+}
+
+/// Options of `sessile plan`.
+#[derive(Args, Debug)]
+pub(crate) struct PlanArgs {
+    /// A trace, as `sessile train --trace-out FILE` writes it
+    pub(crate) trace: PathBuf,
+    #[command(flatten)]
+    pub(crate) common: Common,
+    #[command(flatten)]
+    pub(crate) choices: PlanChoices,
+    /// Write the plan as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Print all views and fences, not only the first
+    #[arg(long)]
+    pub(crate) all: bool,
+}
+
+/// Options of `sessile compare`.
+#[derive(Args, Debug)]
+pub(crate) struct CompareArgs {
+    /// Traces, as `sessile train --trace-out FILE` writes them
+    #[arg(required = true, value_name = "TRACE")]
+    pub(crate) traces: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) common: Common,
+}
+
+/// Options of `sessile check`.
+#[derive(Args, Debug)]
+pub(crate) struct CheckArgs {
+    /// A trace, a saved run (`train --json`) or an event log (`train --log-out`)
+    #[arg(value_name = "TRACE-OR-RUN")]
+    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) common: Common,
+    #[command(flatten)]
+    pub(crate) choices: PlanChoices,
+}

@@ -1,0 +1,35 @@
+//! The commands.
+
+mod check;
+mod compare;
+mod findings;
+mod plan;
+mod train;
+
+use serde::Serialize;
+
+use crate::{
+    args::{Command, Program},
+    failure::{Failure, Verdict},
+};
+
+/// Runs the command that was asked for.
+///
+/// # Errors
+/// Bad input, or a run that could not end.
+pub(crate) fn run(program: Program) -> Result<Verdict, Failure> {
+    match program.command {
+        Command::Train(args) => train::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Compare(args) => compare::run(&args),
+        Command::Check(args) => check::run(&args),
+    }
+}
+
+/// A document as indented JSON with a newline at its end.
+fn json(document: &impl Serialize) -> Result<Vec<u8>, Failure> {
+    let mut bytes = serde_json::to_vec_pretty(document)
+        .map_err(|error| Failure::Run(format!("the result could not be written as JSON: {error}")))?;
+    bytes.push(b'\n');
+    Ok(bytes)
+}

@@ -1,0 +1,161 @@
+//! `sessile train`.
+
+mod examine;
+mod print;
+mod size;
+
+use sessile_host::RankFailure;
+use sessile_model::{Executing, TrainConfig, TrainError, TrainEvent, TrainOutcome, config::Mode, train};
+use sessile_plan::write_trace;
+use sessile_runtime::{
+    RuntimeError,
+    log::write_log,
+    timeline::{Ticks, write_timeline},
+};
+
+use self::examine::Examined;
+use super::json;
+use crate::{
+    args::TrainArgs,
+    failure::{Failure, Verdict},
+    input,
+    output::{self, Output},
+    run::Options,
+    text,
+    ui::{Progress, count},
+};
+
+/// Trains, examines what the run left, writes the files that were asked for and prints the tables.
+pub(super) fn run(args: &TrainArgs) -> Result<Verdict, Failure> {
+    let config = args.config();
+    config.check().map_err(|error| Failure::Input(error.to_string()))?;
+    size::check(&config)?;
+    only_with_graphs(args, &config)?;
+    let data = match &args.files.data {
+        Some(path) => input::data(path, config.seq)?,
+        None => text::built_in(config.seq)?,
+    };
+    let files = Files::prepare(args)?;
+
+    let progress = Progress::new(args.common.quiet, config.steps.into());
+    let outcome = train(&config, &data, &|event: &TrainEvent| observe(&progress, event));
+    progress.end();
+    let outcome = outcome.map_err(failure)?;
+
+    let examined = examine::examine(&outcome, options(args, outcome.config.clone()))?;
+    files.write(&outcome, &examined)?;
+    print::print(&examined, args.common.quiet)?;
+    Ok(Verdict::from_good(examined.good()))
+}
+
+/// Whose fault it is that there is no result.
+fn failure(error: TrainError) -> Failure {
+    match error {
+        TrainError::Config(_) | TrainError::TextTooShort { .. } => Failure::Input(error.to_string()),
+        // The strategy that was asked for cannot hold these requests.
+        TrainError::Rank(RankFailure::Failed { error: RuntimeError::Plan(why), .. }) => {
+            Failure::Input(format!("--strategy: {why}"))
+        }
+        _ => Failure::Run(error.to_string()),
+    }
+}
+
+fn observe(progress: &Progress, event: &TrainEvent) {
+    let name = |executing: &Executing| match executing {
+        Executing::Eager => "eager",
+        Executing::Graphs => "graphs",
+    };
+    match event {
+        TrainEvent::Begin(executing) => progress.phase(name(executing)),
+        TrainEvent::Captured { runners, arena_bytes } => {
+            progress.message(format!("{runners} runners captured, arenas of {} bytes", count(*arena_bytes)));
+        }
+        TrainEvent::Step { executing, step, loss } => {
+            progress.step(name(executing), (*step).into(), format!("loss {loss:.4}"));
+        }
+    }
+}
+
+/// Refuses files that only graphs fill.
+fn only_with_graphs(args: &TrainArgs, config: &TrainConfig) -> Result<(), Failure> {
+    let files = &args.files;
+    let given =
+        [("--trace-out", &files.trace_out), ("--timeline", &files.timeline), ("--log-out", &files.log_out)];
+    match given.into_iter().find_map(|(option, path)| Some((option, path.as_ref()?))) {
+        Some((option, path)) if config.mode == Mode::Eager => Err(Failure::Input(format!(
+            "{option} {}: --mode eager captures no graphs, so there is nothing to write; use --mode graphs or \
+             --mode both",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn options(args: &TrainArgs, train: TrainConfig) -> Options {
+    let files = &args.files;
+    Options {
+        device: args.job.device.clone(),
+        train,
+        data: files.data.clone(),
+        json: args.common.json.clone(),
+        trace_out: files.trace_out.clone(),
+        timeline: files.timeline.clone(),
+        log_out: files.log_out.clone(),
+    }
+}
+
+/// What a span's numbers count: a schedule has steps and no clock.
+fn ticks(config: &TrainConfig) -> Ticks {
+    if config.schedule_seed.is_some() { Ticks::Steps } else { Ticks::Nanoseconds }
+}
+
+/// The files that were asked for.
+struct Files {
+    json: Option<Output>,
+    trace: Option<Output>,
+    timeline: Option<Output>,
+    log: Option<Output>,
+}
+
+impl Files {
+    fn prepare(args: &TrainArgs) -> Result<Files, Failure> {
+        let files = &args.files;
+        let wanted = [
+            ("--json", args.common.json.as_deref()),
+            ("--trace-out", files.trace_out.as_deref()),
+            ("--timeline", files.timeline.as_deref()),
+            ("--log-out", files.log_out.as_deref()),
+        ];
+        let inputs: Vec<_> = files.data.as_deref().into_iter().collect();
+        let [json, trace, timeline, log] = output::prepare(wanted, &inputs)?;
+        Ok(Files { json, trace, timeline, log })
+    }
+
+    fn write(self, outcome: &TrainOutcome, examined: &Examined) -> Result<(), Failure> {
+        let failed = |what: &str, error: &dyn std::fmt::Display| {
+            Failure::Run(format!("the {what} could not be written: {error}"))
+        };
+        let mut files = Vec::new();
+        if let Some(file) = self.json {
+            files.push((file, json(&examined.run)?));
+        }
+        if let Some(graphs) = &outcome.graphs {
+            if let Some(file) = self.trace {
+                files.push((file, write_trace(&graphs.trace).into_bytes()));
+            }
+            if let Some(file) = self.timeline {
+                let mut bytes = Vec::new();
+                let spans: Vec<_> = graphs.spans.iter().map(Vec::as_slice).collect();
+                write_timeline(&graphs.log, &spans, ticks(&outcome.config), &mut bytes)
+                    .map_err(|error| failed("timeline", &error))?;
+                files.push((file, bytes));
+            }
+            if let Some(file) = self.log {
+                let mut bytes = Vec::new();
+                write_log(&graphs.log, &mut bytes).map_err(|error| failed("event log", &error))?;
+                files.push((file, bytes));
+            }
+        }
+        output::write_all(files)
+    }
+}

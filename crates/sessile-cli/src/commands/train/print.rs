@@ -1,0 +1,114 @@
+//! Tables of a run.
+
+use super::examine::Examined;
+use crate::{
+    commands::findings,
+    failure::Failure,
+    run::{Execution, Memory, Run, Step},
+    ui::{Lines, count, notable, ratio, table},
+};
+
+/// Steps that are printed, about; steps that differ always are.
+const STEPS: u64 = 12;
+
+/// Prints steps, numbers, findings and the verdict.
+pub(super) fn print(examined: &Examined, quiet: bool) -> Result<(), Failure> {
+    let run = &examined.run;
+    let mut lines = Lines::new(quiet);
+    lines.line(steps(run))?;
+    lines.line("")?;
+    if let Some(memory) = &run.memory {
+        lines.line(bytes(memory))?;
+        lines.line("")?;
+        lines.line(numbers(run, memory))?;
+        lines.line("")?;
+    }
+    if !examined.faults.is_empty() {
+        lines.line(format_args!("the plan breaks {} rules:", examined.faults.len()))?;
+        findings::print(&mut lines, &examined.faults, 0)?;
+    }
+    if !examined.races.is_empty() {
+        lines.line("operations that nothing orders:")?;
+        findings::print(&mut lines, &examined.races, examined.unlisted)?;
+    }
+    lines.line(verdict(run, examined.good()))
+}
+
+fn steps(run: &Run) -> String {
+    let total = run.steps.len() as u64;
+    let shown = |at: u64, step: &Step| notable(at + 1, total, STEPS) || step.equal() == Some(false);
+    let row = |step: &Step| {
+        let equal = match step.equal() {
+            Some(true) => "equal",
+            Some(false) => "DIFFERENT",
+            None => "",
+        };
+        vec![step.step.to_string(), loss(step.eager.as_ref()), loss(step.graphs.as_ref()), equal.to_owned()]
+    };
+    let steps = run.steps.iter().enumerate().filter(|(at, step)| shown(*at as u64, step));
+    let rows = steps.map(|(_, step)| row(step)).collect();
+    table(&["step", "eager loss", "graphs loss", "bits"], 0, rows)
+}
+
+fn loss(execution: Option<&Execution>) -> String {
+    match execution {
+        None => String::new(),
+        Some(Execution { loss: Some(loss), .. }) => format!("{loss:.6}"),
+        Some(_) => "not finite".to_owned(),
+    }
+}
+
+fn bytes(memory: &Memory) -> String {
+    let mut rows = Vec::new();
+    let base = memory.arena_bytes;
+    for arena in &memory.arenas {
+        rows.push(vec![format!("arena {}", arena.domain), count(arena.bytes), ratio(arena.bytes, base)]);
+    }
+    let mut add = |name: &str, bytes: u64| rows.push(vec![name.to_owned(), count(bytes), ratio(bytes, base)]);
+    add("lower bound", memory.lower_bound_bytes);
+    add("per-request", memory.per_request_bytes);
+    if let Some(bytes) = memory.ring2_bytes {
+        add("ring:2", bytes);
+    }
+    add("generations:1", memory.generations_bytes.one);
+    add("generations:2", memory.generations_bytes.two);
+    add("generations:3", memory.generations_bytes.three);
+    if memory.ring2_bytes.is_none() {
+        rows.push(vec!["ring:2".to_owned(), "cannot capture".to_owned(), String::new()]);
+    }
+    table(&["memory of rank 0", "bytes", "to this plan"], 1, rows)
+}
+
+fn numbers(run: &Run, memory: &Memory) -> String {
+    let mut rows = Vec::new();
+    let mut add = |name: &str, number: Option<u64>| {
+        if let Some(number) = number {
+            rows.push(vec![name.to_owned(), count(number)]);
+        }
+    };
+    add("requests", Some(memory.requests));
+    add("runners", Some(memory.runners));
+    add("fences", run.fences);
+    add("replays", run.replays);
+    add("launches out of order", run.order_deviations);
+    add("overlapping pairs", run.overlap.as_ref().map(|pairs| pairs.cross_runner_pairs));
+    add("of them in one arena", run.overlap.as_ref().map(|pairs| pairs.sharing_arena));
+    add("operations checked", run.checker.as_ref().map(|checker| checker.operations));
+    add("violations", run.checker.as_ref().map(|checker| checker.violations));
+    table(&["run", "number"], 1, rows)
+}
+
+fn verdict(run: &Run, good: bool) -> String {
+    let different = run.steps.iter().filter(|step| step.equal() == Some(false)).count();
+    let violations = run.checker.as_ref().map(|checker| checker.violations);
+    let mut parts = Vec::new();
+    match run.equal_bits {
+        Some(true) => parts.push(format!("eager and graphs equal to the bit in {} steps", run.steps.len())),
+        Some(false) => {
+            parts.push(format!("eager and graphs differ in {different} of {} steps", run.steps.len()))
+        }
+        None => parts.push(format!("{} steps, nothing to compare (--mode both compares)", run.steps.len())),
+    }
+    parts.extend(violations.map(|violations| format!("{violations} violations")));
+    format!("{}: {}", if good { "good" } else { "BAD" }, parts.join(", "))
+}

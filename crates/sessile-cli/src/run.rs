@@ -1,0 +1,143 @@
+//! The saved run: what `sessile train --json FILE` writes and `sessile check FILE` reads.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use sessile_model::TrainConfig;
+
+/// Value of `schema`.
+pub(crate) const SCHEMA: &str = "sessile.run";
+/// Version of the format that this build reads and writes.
+pub(crate) const VERSION: u32 = 1;
+
+/// Every option's value, defaults included.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Options {
+    pub(crate) device: String,
+    #[serde(flatten)]
+    pub(crate) train: TrainConfig,
+    /// `null`: the project's own documentation.
+    pub(crate) data: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
+    pub(crate) trace_out: Option<PathBuf>,
+    pub(crate) timeline: Option<PathBuf>,
+    pub(crate) log_out: Option<PathBuf>,
+}
+
+/// One execution of one step.
+#[derive(Debug, Deserialize, PartialEq, Serialize)]
+pub(crate) struct Execution {
+    /// `null` if not a number.
+    pub(crate) loss: Option<f64>,
+    /// SHA-256 over the main gradients of all ranks.
+    pub(crate) main_grad_digest: String,
+}
+
+/// One step; `null` for an execution that was not made.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Step {
+    pub(crate) step: u32,
+    pub(crate) eager: Option<Execution>,
+    pub(crate) graphs: Option<Execution>,
+}
+
+impl Step {
+    /// Whether both executions agree; `None` if only one was made.
+    pub(crate) fn equal(&self) -> Option<bool> {
+        Some(self.eager.as_ref()? == self.graphs.as_ref()?)
+    }
+}
+
+/// Bytes of one arena.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct ArenaBytes {
+    /// `default` or `symmetric(group)`.
+    pub(crate) domain: String,
+    pub(crate) bytes: u64,
+}
+
+/// Bytes by number of generations.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Generations {
+    #[serde(rename = "1")]
+    pub(crate) one: u64,
+    #[serde(rename = "2")]
+    pub(crate) two: u64,
+    #[serde(rename = "3")]
+    pub(crate) three: u64,
+}
+
+/// What the buffers of rank 0 take, and would take.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Memory {
+    pub(crate) arenas: Vec<ArenaBytes>,
+    pub(crate) requests: u64,
+    pub(crate) runners: u64,
+    pub(crate) per_request_bytes: u64,
+    /// `null` where its capture would fail.
+    pub(crate) ring2_bytes: Option<u64>,
+    pub(crate) generations_bytes: Generations,
+    pub(crate) lower_bound_bytes: u64,
+    pub(crate) arena_bytes: u64,
+}
+
+/// Pairs of operations of different runners that were in flight at once.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct OverlapPairs {
+    pub(crate) cross_runner_pairs: u64,
+    /// Those of them that touch one arena.
+    pub(crate) sharing_arena: u64,
+}
+
+/// What the happens-before checker found.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Checked {
+    pub(crate) operations: u64,
+    pub(crate) violations: u64,
+}
+
+/// The document. What does not apply to a run of eager execution only is `null`.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Run {
+    pub(crate) schema: String,
+    pub(crate) version: u32,
+    pub(crate) config: Options,
+    pub(crate) steps: Vec<Step>,
+    /// `null` if only one execution was made.
+    pub(crate) equal_bits: Option<bool>,
+    pub(crate) memory: Option<Memory>,
+    pub(crate) fences: Option<u64>,
+    pub(crate) replays: Option<u64>,
+    pub(crate) order_deviations: Option<u64>,
+    pub(crate) overlap: Option<OverlapPairs>,
+    pub(crate) checker: Option<Checked>,
+    /// The recorded requests of rank 0.
+    pub(crate) trace: Option<Box<RawValue>>,
+    /// The plan of rank 0.
+    pub(crate) plan: Option<Box<RawValue>>,
+}
+
+/// Reads a saved run.
+///
+/// # Errors
+/// One message: the field or place, and what to do.
+pub(crate) fn read(bytes: &[u8]) -> Result<Run, String> {
+    #[derive(Deserialize)]
+    struct Header {
+        version: u64,
+    }
+    let remedy = "save it again with `sessile train --json FILE`";
+    let bad = |error: serde_json::Error| {
+        let text: String = error.to_string().chars().take(300).collect();
+        format!("is no saved run of version {VERSION}: {text}; {remedy}")
+    };
+    let header: Header = serde_json::from_slice(bytes).map_err(bad)?;
+    if header.version != u64::from(VERSION) {
+        return Err(format!(
+            "field `version` is {}: this build reads version {VERSION}; {remedy}",
+            header.version
+        ));
+    }
+    serde_json::from_slice(bytes).map_err(bad)
+}

@@ -1,0 +1,9 @@
+//! What people see: lines, tables, progress.
+
+mod lines;
+mod progress;
+mod table;
+
+pub(crate) use lines::{Lines, error, note};
+pub(crate) use progress::{Progress, notable};
+pub(crate) use table::{count, milliseconds, ratio, table};

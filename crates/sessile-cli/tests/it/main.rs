@@ -1,0 +1,10 @@
+//! The program as people meet it: exit status, stdout, stderr, files.
+#![forbid(unsafe_code)]
+
+mod bad_input;
+mod check;
+mod help;
+mod plan;
+mod sandbox;
+mod schema;
+mod train;

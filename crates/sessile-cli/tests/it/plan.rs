@@ -1,0 +1,99 @@
+//! `plan` and `compare` on a small trace.
+
+use std::{
+    io::Read,
+    process::{Command, Stdio},
+};
+
+use serde_json::Value;
+
+use crate::sandbox::{Sandbox, program};
+
+#[test]
+fn the_tables_of_a_plan() {
+    let sandbox = Sandbox::new();
+    insta::assert_snapshot!("plan_depth_2", sandbox.run("plan trace.json").good());
+    insta::assert_snapshot!("plan_per_request", sandbox.run("plan trace.json --strategy per-request").good());
+    assert_eq!(sandbox.names(), ["trace.json"]);
+}
+
+#[test]
+fn the_table_of_a_comparison() {
+    let sandbox = Sandbox::new();
+    insta::with_settings!({filters => vec![(r"\d+\.\d{3}$", "[ms]"), (r"(?m) +\d+\.\d{3}$", " [ms]")]}, {
+        insta::assert_snapshot!("compare", sandbox.run("compare trace.json").good());
+    });
+}
+
+#[test]
+fn a_comparison_holds_every_trace_in_order() {
+    let sandbox = Sandbox::new();
+    sandbox.write("other.json", sandbox.read("trace.json").replace("two layers", "other"));
+    sandbox.run("compare trace.json other.json --json c.json --quiet").good();
+    let document: Value = serde_json::from_str(&sandbox.read("c.json")).unwrap();
+    let names: Vec<&Value> = document["traces"].as_array().unwrap().iter().map(|t| &t["name"]).collect();
+    assert_eq!(names, ["two layers", "other"]);
+    for trace in document["traces"].as_array().unwrap() {
+        for depth in ["1", "2", "3"] {
+            let ours = trace["sessile"][depth]["bytes"].as_u64().unwrap();
+            let theirs = trace["baselines"][format!("generations:{depth}")].as_u64().unwrap();
+            assert!(ours <= theirs, "depth {depth}: {ours} > {theirs}");
+            assert!(trace["sessile"][depth]["lower_bound_bytes"].as_u64().unwrap() <= ours);
+        }
+    }
+}
+
+#[test]
+fn a_plan_is_written_twice_to_the_same_bytes() {
+    let sandbox = Sandbox::new();
+    sandbox.run("plan trace.json --depth 3 --step-cut wrap --out a.json").good();
+    sandbox.run("plan trace.json --depth 3 --step-cut wrap --out b.json --quiet").good();
+    assert_eq!(sandbox.read("a.json"), sandbox.read("b.json"));
+    assert!(sandbox.read("a.json").contains("\"sessile.plan\""));
+}
+
+#[test]
+fn more_rows_are_shown_on_request_only() {
+    let sandbox = Sandbox::new();
+    let mut trace: Value = serde_json::from_str(&sandbox.read("trace.json")).unwrap();
+    let runners = trace["runners"].as_array_mut().unwrap();
+    let mut more = runners.clone();
+    for runner in &mut more {
+        runner["name"] = format!("again.{}", runner["name"].as_str().unwrap()).into();
+        runner["points"] = Value::Array(Vec::new());
+        for request in runner["requests"].as_array_mut().unwrap() {
+            request["id"] = (request["id"].as_u64().unwrap() + 100).into();
+        }
+    }
+    runners.extend(more);
+    trace["launches"] = (0..8).collect();
+    sandbox.write("long.json", trace.to_string());
+    let short = sandbox.run("plan long.json").good();
+    assert!(short.contains("and 12 more views: --all shows them"), "{short}");
+    let all = sandbox.run("plan long.json --all").good();
+    assert!(!all.contains("more views") && all.len() > short.len());
+}
+
+#[test]
+fn quiet_prints_nothing() {
+    let sandbox = Sandbox::new();
+    let ran = sandbox.run("plan trace.json --quiet");
+    assert_eq!((ran.code, ran.stdout.as_str(), ran.stderr.as_str()), (0, "", ""));
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_fault() {
+    let sandbox = Sandbox::new();
+    let mut child = Command::new(program())
+        .args(["plan", "trace.json", "--all"])
+        .current_dir(sandbox.path("."))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let mut stderr = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{stderr}");
+    assert_eq!(stderr, "");
+}

@@ -1,0 +1,29 @@
+//! What `--json` writes is what the schemas say.
+
+use std::{fs, path::Path};
+
+use serde_json::Value;
+
+use crate::sandbox::Sandbox;
+
+/// Validates a document against a schema of this crate.
+pub(crate) fn validate(document: &str, schema: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("schema").join(schema);
+    let schema: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    let document: Value = serde_json::from_str(document).unwrap();
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let errors: Vec<String> =
+        validator.iter_errors(&document).map(|error| format!("{}: {error}", error.instance_path())).collect();
+    assert!(errors.is_empty(), "{errors:#?}");
+}
+
+#[test]
+fn documents_of_plan_compare_and_check() {
+    let sandbox = Sandbox::new();
+    sandbox.run("plan trace.json --json plan.json").good();
+    validate(&sandbox.read("plan.json"), "plan-report.schema.json");
+    sandbox.run("compare trace.json trace.json --json compare.json").good();
+    validate(&sandbox.read("compare.json"), "compare.schema.json");
+    sandbox.run("check trace.json --json check.json").good();
+    validate(&sandbox.read("check.json"), "check.schema.json");
+}

@@ -1,0 +1,146 @@
+//! Small runs from end to end.
+
+use serde_json::Value;
+
+use crate::{sandbox::Sandbox, schema::validate};
+
+/// Seconds, not minutes.
+const SMALL: &str = "train --layers 2 --hidden 16 --heads 2 --seq 8 --batch 1 --steps 4";
+
+fn json(sandbox: &Sandbox, name: &str) -> Value {
+    serde_json::from_str(&sandbox.read(name)).unwrap()
+}
+
+#[test]
+fn a_small_run_is_good_and_its_files_can_be_checked() {
+    let sandbox = Sandbox::new();
+    let line = format!("{SMALL} --json run.json --trace-out t.json --timeline time.json --log-out log.json");
+    let table = sandbox.run(&line).good();
+    for word in
+        ["eager loss", "graphs loss", "lower bound", "per-request", "generations:2", "violations", "good:"]
+    {
+        assert!(table.contains(word), "`{word}` is not in\n{table}");
+    }
+    assert_eq!(sandbox.names(), ["log.json", "run.json", "t.json", "time.json", "trace.json"]);
+
+    let text = sandbox.read("run.json");
+    validate(&text, "run.schema.json");
+    let run: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(run["equal_bits"], true);
+    assert_eq!(run["steps"].as_array().unwrap().len(), 4);
+    assert_eq!(run["checker"]["violations"], 0);
+    assert_eq!(run["order_deviations"], 0);
+    assert_eq!(run["config"]["hidden"], 16);
+    assert_eq!(run["config"]["ffn"], 64);
+    assert_eq!(run["config"]["depth"], 2);
+    assert!(run["memory"]["arena_bytes"].as_u64().unwrap() > 0);
+    assert_eq!(run["memory"]["arena_bytes"], run["memory"]["lower_bound_bytes"]);
+    let timeline = json(&sandbox, "time.json");
+    assert!(!timeline["traceEvents"].as_array().unwrap().is_empty());
+
+    for file in ["run.json", "t.json", "log.json"] {
+        sandbox.run(&format!("check {file}")).good();
+    }
+    sandbox.run("plan t.json").good();
+    sandbox.run("compare t.json").good();
+}
+
+#[test]
+fn a_saved_run_that_was_changed_is_found() {
+    let sandbox = Sandbox::new();
+    sandbox.run(&format!("{SMALL} --steps 2 --json run.json --quiet")).good();
+    let good = json(&sandbox, "run.json");
+    let changes: [(&str, fn(&mut Value)); 5] = [
+        ("eager and graphs differ", |run| run["steps"][1]["graphs"]["main_grad_digest"] = "0".into()),
+        ("`equal_bits`", |run| run["equal_bits"] = false.into()),
+        ("`memory.arena_bytes`", |run| run["memory"]["arena_bytes"] = 1.into()),
+        ("planning the trace again gives", |run| {
+            let bytes = run["plan"]["arenas"][0]["bytes"].as_u64().unwrap();
+            run["plan"]["arenas"][0]["bytes"] = (bytes + 256).into();
+        }),
+        ("the run's own checker", |run| run["checker"]["violations"] = 3.into()),
+    ];
+    for (finding, change) in changes {
+        let mut run = good.clone();
+        change(&mut run);
+        sandbox.write("changed.json", run.to_string());
+        let ran = sandbox.run("check changed.json");
+        assert_eq!(ran.code, 1, "{finding}: {ran:?}");
+        assert!(ran.stdout.contains("BAD") && ran.stdout.contains(finding), "{finding}: {ran:?}");
+    }
+}
+
+#[test]
+fn what_an_eager_run_lacks_is_null() {
+    let sandbox = Sandbox::new();
+    sandbox.run(&format!("{SMALL} --steps 2 --mode eager --json run.json")).good();
+    validate(&sandbox.read("run.json"), "run.schema.json");
+    let run = json(&sandbox, "run.json");
+    for field in ["equal_bits", "memory", "fences", "replays", "overlap", "checker", "trace", "plan"] {
+        assert_eq!(run[field], Value::Null, "{field}");
+    }
+    assert_eq!(run["steps"][0]["graphs"], Value::Null);
+    sandbox.run("check run.json").good();
+}
+
+#[test]
+fn both_modes_alone_give_what_they_give_together() {
+    let sandbox = Sandbox::new();
+    for mode in ["eager", "graphs", "both"] {
+        sandbox.run(&format!("{SMALL} --mode {mode} --json {mode}.json --quiet")).good();
+    }
+    let both = json(&sandbox, "both.json");
+    for mode in ["eager", "graphs"] {
+        let alone = json(&sandbox, &format!("{mode}.json"));
+        for step in 0..4 {
+            assert_eq!(alone["steps"][step][mode], both["steps"][step][mode], "{mode}, step {step}");
+        }
+    }
+}
+
+#[test]
+fn a_schedule_runs_to_the_same_bits_as_threads() {
+    let sandbox = Sandbox::new();
+    let options = [
+        "",
+        "--schedule-seed 1",
+        "--schedule-seed 2 --schedule-order writers-early",
+        "--schedule-seed 3 --schedule-order readers-early",
+    ];
+    let mut first = None;
+    for option in options {
+        sandbox.run(&format!("{SMALL} {option} --json run.json --timeline t.json --quiet")).good();
+        let steps = json(&sandbox, "run.json")["steps"].clone();
+        assert_eq!(*first.get_or_insert_with(|| steps.clone()), steps, "{option}");
+    }
+}
+
+#[test]
+fn sizes_that_do_not_divide_run_with_padding() {
+    let sandbox = Sandbox::new();
+    let sizes = "--ranks 3 --gtp 3 --layers 1 --hidden 10 --heads 2 --ffn 25 --seq 5 --batch 1 --steps 2";
+    sandbox.run(&format!("train {sizes}")).good();
+}
+
+#[test]
+fn a_text_of_the_least_length_is_enough() {
+    let sandbox = Sandbox::new();
+    sandbox.write("text", "abcdefghij");
+    sandbox.run(&format!("{SMALL} --steps 1 --data text")).good();
+}
+
+#[test]
+fn quiet_leaves_stdout_and_stderr_empty() {
+    let sandbox = Sandbox::new();
+    let ran = sandbox.run(&format!("{SMALL} --steps 1 --quiet"));
+    assert_eq!((ran.code, ran.stdout.as_str(), ran.stderr.as_str()), (0, "", ""));
+}
+
+#[test]
+fn a_strategy_that_cannot_hold_the_requests_is_bad_input() {
+    let sandbox = Sandbox::new();
+    let ran = sandbox.run(&format!("{SMALL} --strategy ring:1 --graph-scope layer --json run.json"));
+    assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{ran:?}");
+    assert!(ran.stderr.contains("--strategy") && ran.stderr.contains("ring:1"), "{ran:?}");
+    assert_eq!(sandbox.names(), ["trace.json"]);
+}
