@@ -481,4 +481,20 @@ impl Engine {
         }
         self.settle();
     }
+
+    /// Takes out tasks that wait for each other in a circle (collectives of two groups in crossed order). Their
+    /// ranks are told.
+    pub(crate) fn give_up(&mut self) -> HashMap<TaskId, Task> {
+        let stuck = std::mem::take(&mut self.tasks);
+        for task in stuck.values() {
+            let what = "work of an earlier run, which was given up".to_owned();
+            self.ranks[task.rank as usize]
+                .fault
+                .get_or_insert(DeviceError::Stalled { rank: task.rank, what });
+            if let Work::Part { group, number, .. } = &task.work {
+                lock(&group.state).meetings.remove(number);
+            }
+        }
+        stuck
+    }
 }

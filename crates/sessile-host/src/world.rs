@@ -93,16 +93,19 @@ impl Core {
         }
     }
 
-    /// Waits until nothing can run any more. Only while no program runs.
+    /// Waits until nothing can run any more, and gives up what never will. Only while no program runs.
     fn drain(&self) {
         let mut engine = lock(&self.engine);
         if let Mode::Scheduled { .. } = self.options.mode {
             scheduled::run(&mut engine);
-            return;
+        } else {
+            while !engine.ready.is_empty() || engine.running > 0 {
+                engine = wait(&self.idle, engine);
+            }
         }
-        while !engine.ready.is_empty() || engine.running > 0 {
-            engine = wait(&self.idle, engine);
-        }
+        let stuck = engine.give_up();
+        drop(engine);
+        drop(stuck);
     }
 }
 

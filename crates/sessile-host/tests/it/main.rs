@@ -1,0 +1,11 @@
+//! Tests of the host device through its public face.
+
+mod capture;
+mod collectives;
+mod conformance;
+mod failures;
+mod host;
+mod memory;
+mod orders;
+mod programs;
+mod support;
