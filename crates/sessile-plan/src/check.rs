@@ -38,6 +38,9 @@ pub fn check_trace(trace: &Trace) -> Result<(), TraceError> {
     check_points(trace, &owners, &order)
 }
 
+/// The remedy for traces that are too large.
+const SMALLER: &str = "plan fewer runners or micro-batches in one step";
+
 /// First and last launch of a runner.
 #[derive(Clone, Copy)]
 struct Launched {
@@ -49,7 +52,12 @@ fn limit(field: &str, count: usize, limit: usize) -> Result<(), TraceError> {
     if count <= limit {
         return Ok(());
     }
-    Err(TraceError::TooMany { field: field.into(), count: count as u64, limit: limit as u64 })
+    Err(TraceError::TooMany {
+        field: field.into(),
+        count: count as u64,
+        limit: limit as u64,
+        remedy: SMALLER,
+    })
 }
 
 fn check_counts(trace: &Trace) -> Result<(), TraceError> {
@@ -79,7 +87,7 @@ fn check_launches(trace: &Trace) -> Result<Vec<Launched>, TraceError> {
     }
     if launched > LAUNCHED_MAX {
         let field = "requests and points of all launches".into();
-        return Err(TraceError::TooMany { field, count: launched, limit: LAUNCHED_MAX });
+        return Err(TraceError::TooMany { field, count: launched, limit: LAUNCHED_MAX, remedy: SMALLER });
     }
     order
         .into_iter()
@@ -123,7 +131,8 @@ fn check_spec(spec: &RequestSpec, field: &dyn Fn() -> String) -> Result<(), Trac
     for (part, shape) in [("shape", &spec.shape), ("unsharded_shape", &spec.unsharded_shape)] {
         if shape.len() > RANK_MAX {
             let (count, limit) = (shape.len() as u64, RANK_MAX as u64);
-            return Err(TraceError::TooMany { field: format!("{}.{part}", field()), count, limit });
+            let (field, remedy) = (format!("{}.{part}", field()), "merge extents");
+            return Err(TraceError::TooMany { field, count, limit, remedy });
         }
         if shape.contains(&0) {
             return Err(TraceError::EmptyShape {

@@ -63,7 +63,7 @@ pub enum PlanError {
 #[non_exhaustive]
 pub enum TraceError {
     /// A count beyond its limit.
-    #[error("{field} counts {count}: the limit is {limit}; split the trace into smaller steps")]
+    #[error("{field} counts {count}: the limit is {limit}; {remedy}")]
     TooMany {
         /// What is counted.
         field: String,
@@ -71,9 +71,11 @@ pub enum TraceError {
         count: u64,
         /// How many there may be.
         limit: u64,
+        /// What to do.
+        remedy: &'static str,
     },
     /// A name that is empty or too long.
-    #[error("{field} is a name of {bytes} bytes: use 1 to {limit}")]
+    #[error("the name in {field} has {bytes} bytes: use 1 to {limit}")]
     NameLength {
         /// Where.
         field: String,

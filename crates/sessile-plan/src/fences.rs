@@ -411,3 +411,40 @@ fn update_range(
 fn same_single(a: &[Occupant], b: &[Occupant]) -> bool {
     matches!((a, b), ([a], [b]) if a.request == b.request && a.launch == b.launch)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(ranges: &mut BTreeMap<u64, Segment>, request: usize, (from, to): (u64, u64), hides: bool) {
+        update_range(ranges, from, to, |occupants| {
+            if hides {
+                occupants.clear();
+            }
+            occupants.push(Occupant { request, launch: 0 });
+            occupants.len() as u64
+        });
+    }
+
+    fn shown(ranges: &BTreeMap<u64, Segment>) -> Vec<(u64, u64, Vec<usize>)> {
+        let who = |segment: &Segment| segment.occupants.iter().map(|occupant| occupant.request).collect();
+        ranges.iter().map(|(&from, segment)| (from, segment.end, who(segment))).collect()
+    }
+
+    /// ```text
+    ///  0 |======| 4
+    ///        2 |======| 6          does not hide
+    ///  0 |=========================| 8          hides
+    /// ```
+    #[test]
+    fn occupants_split_ranges_and_one_that_hides_joins_them() {
+        let mut ranges = BTreeMap::new();
+        put(&mut ranges, 0, (0, 4), true);
+        put(&mut ranges, 1, (2, 6), false);
+        assert_eq!(shown(&ranges), [(0, 2, vec![0]), (2, 4, vec![0, 1]), (4, 6, vec![1])]);
+        put(&mut ranges, 2, (0, 8), true);
+        assert_eq!(shown(&ranges), [(0, 8, vec![2])]);
+        put(&mut ranges, 3, (2, 3), true);
+        assert_eq!(shown(&ranges), [(0, 2, vec![2]), (2, 3, vec![3]), (3, 8, vec![2])]);
+    }
+}

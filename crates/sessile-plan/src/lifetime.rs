@@ -142,3 +142,92 @@ fn merge(mut ranges: Vec<Range<u32>>) -> Vec<Range<u32>> {
     }
     merged
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        request::{DType, Domain, Request, RequestId, RequestSpec, Role},
+        trace::{Point, PointKind, Runner, TRACE_VERSION, Trace},
+    };
+
+    /// Three runners of one request each; `releaser` releases a second request of the first.
+    fn trace(launches: &[u32], releaser: Option<usize>) -> Trace {
+        let request = |id| {
+            let spec = RequestSpec {
+                weight: String::new(),
+                role: Role::WgradInput,
+                dtype: DType::F32,
+                shape: vec![64],
+                unsharded_shape: vec![64],
+                domain: Domain::Default,
+                group: None,
+                expert: None,
+                accumulates_into: None,
+            };
+            Request { id: RequestId(id), spec }
+        };
+        let mut runners: Vec<Runner> = (0..3)
+            .map(|r| Runner { name: format!("r{r}"), requests: vec![request(r)], points: vec![] })
+            .collect();
+        if let Some(releaser) = releaser {
+            runners[0].requests.push(request(3));
+            runners[releaser].points.push(Point { stream: 0, kind: PointKind::Release(RequestId(3)) });
+        }
+        let (schema, name, launches) = (Trace::SCHEMA.into(), String::new(), launches.to_vec());
+        Trace { schema, version: TRACE_VERSION, name, runners, launches }
+    }
+
+    /// Columns of the requests: of r0, the spanning one if there is one, of r1, of r2.
+    fn covers(trace: &Trace, cut: StepCut, depth: Depth) -> Vec<Vec<Range<u32>>> {
+        Lifetimes::new(&Roster::new(trace), cut, depth).covers
+    }
+
+    fn ranges<const N: usize>(ranges: [(u32, u32); N]) -> Vec<Range<u32>> {
+        ranges.into_iter().map(|(from, to)| from..to).collect()
+    }
+
+    /// The picture at the top of this file.
+    #[test]
+    fn lifetimes_are_lengthened_by_the_depth() {
+        let drawn = trace(&[0, 1, 2, 1, 1], Some(2));
+        let covers = covers(&drawn, StepCut::Barrier, Depth::EveryLaunch(2));
+        assert_eq!(covers[0], ranges([(0, 2)]));
+        assert_eq!(covers[1], ranges([(0, 4)]));
+        assert_eq!(covers[2], ranges([(1, 5)]));
+        assert_eq!(covers[3], ranges([(2, 4)]));
+    }
+
+    #[test]
+    fn the_wrap_bends_lifetimes_into_a_circle() {
+        let drawn = trace(&[0, 1, 2], Some(2));
+        let around = covers(&drawn, StepCut::Wrap, Depth::EveryLaunch(2));
+        assert_eq!(around[1], ranges([(0, 3)]));
+        assert_eq!(around[3], ranges([(0, 1), (2, 3)]));
+        assert_eq!(covers(&drawn, StepCut::Wrap, Depth::EveryLaunch(3))[3], ranges([(0, 3)]));
+    }
+
+    #[test]
+    fn a_spanning_request_is_held_for_every_launch_of_its_releaser() {
+        // Read twice: the later one counts.
+        let twice = trace(&[0, 1, 2, 2], Some(2));
+        assert_eq!(covers(&twice, StepCut::Barrier, Depth::EveryLaunch(1))[1], ranges([(0, 4)]));
+        // Acquired again before any release: held from the first acquire on.
+        let again = trace(&[0, 0, 2, 1], Some(2));
+        assert_eq!(covers(&again, StepCut::Barrier, Depth::EveryLaunch(1))[1], ranges([(0, 3)]));
+        // Acquired again with no release left in the step: to its end, or into the next step.
+        let again = trace(&[0, 2, 1, 0, 1], Some(2));
+        assert_eq!(covers(&again, StepCut::Barrier, Depth::EveryLaunch(1))[1], ranges([(0, 2), (3, 5)]));
+        assert_eq!(covers(&again, StepCut::Wrap, Depth::EveryLaunch(1))[1], ranges([(0, 2), (3, 5)]));
+        let beyond = trace(&[1, 2, 0, 2, 0], Some(2));
+        assert_eq!(covers(&beyond, StepCut::Wrap, Depth::EveryLaunch(1))[1], ranges([(0, 5)]));
+    }
+
+    #[test]
+    fn depth_between_first_launches_doubles_the_columns() {
+        let repeated = trace(&[0, 1, 2, 0, 1, 2], None);
+        let first = covers(&repeated, StepCut::Barrier, Depth::FirstLaunch(2));
+        assert_eq!(first[0], ranges([(0, 2), (6, 7), (9, 10)]));
+        assert_eq!(first[2], ranges([(2, 4), (8, 9), (11, 12)]));
+    }
+}

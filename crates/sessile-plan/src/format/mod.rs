@@ -16,7 +16,7 @@ use serde::{
 
 use crate::{
     check::check_trace,
-    error::FormatError,
+    error::{FormatError, PlanError},
     limits::{DOCUMENT_BYTES_MAX, TOTAL_BYTES_MAX},
     plan::{PLAN_VERSION, Plan},
     planner::check_options,
@@ -97,8 +97,8 @@ fn shorten(text: &str) -> String {
 
 fn check_plan(plan: &Plan) -> Result<(), FormatError> {
     let wrong = |field: String, found: String, rule| Err(FormatError::Plan { field, found, rule });
-    if let Err(error) = check_options(&plan.options) {
-        return wrong("options".into(), error.to_string(), "counts go from 1 to 1024");
+    if let Err(PlanError::OptionOutOfRange { option, value }) = check_options(&plan.options) {
+        return wrong(format!("options.{option}"), value.to_string(), "it goes from 1 to 1024");
     }
     if plan.launch_order != plan.options.effective_launch_order() {
         let found = format!("{:?}", plan.launch_order).to_lowercase();

@@ -21,6 +21,8 @@ struct Unrolled<'a> {
     trace: &'a Trace,
     buffers: &'a [Buffer<'a>],
     launches: Vec<usize>,
+    /// Launches of each runner, ascending.
+    launched: Vec<Vec<usize>>,
     first_node: Vec<usize>,
     into: Vec<Vec<Edge>>,
 }
@@ -38,13 +40,16 @@ impl<'a> Unrolled<'a> {
         };
         let launches: Vec<usize> =
             (0..steps).flat_map(|_| trace.launches.iter().map(|&runner| runner as usize)).collect();
+        let mut launched = vec![Vec::new(); trace.runners.len()];
         let mut first_node = Vec::new();
         let mut nodes = 0;
-        for &runner in &launches {
+        for (launch, &runner) in launches.iter().enumerate() {
+            launched[runner].push(launch);
             first_node.push(nodes);
             nodes += trace.runners[runner].points.len() + 2;
         }
-        let mut graph = Unrolled { trace, buffers, launches, first_node, into: vec![Vec::new(); nodes] };
+        let into = vec![Vec::new(); nodes];
+        let mut graph = Unrolled { trace, buffers, launches, launched, first_node, into };
         graph.recorded_order();
         graph.launch_order(plan.launch_order);
         graph.collectives();
@@ -121,12 +126,10 @@ impl<'a> Unrolled<'a> {
     }
 
     fn fences(&mut self, fences: &[Option<(usize, usize)>]) {
-        for launch in 0..self.launches.len() {
-            for (number, fence) in fences.iter().enumerate() {
-                let Some((x, y)) = *fence else { continue };
-                if self.buffers[y].runner == self.launches[launch]
-                    && let Some(from) = self.release_before(x, launch)
-                {
+        for (number, fence) in fences.iter().enumerate() {
+            let Some((x, y)) = *fence else { continue };
+            for launch in self.launched[self.buffers[y].runner].clone() {
+                if let Some(from) = self.release_before(x, launch) {
                     let to = self.acquire(y, launch);
                     self.into[to].push(Edge { from, fence: Some(number) });
                 }
@@ -136,8 +139,9 @@ impl<'a> Unrolled<'a> {
 
     /// The latest launch of a runner before another launch.
     fn latest(&self, runner: usize, before: usize) -> Option<usize> {
-        let steps_back = before.saturating_sub(self.trace.launches.len());
-        (steps_back..before).rev().find(|&launch| self.launches[launch] == runner)
+        let launched = &self.launched[runner];
+        let earlier = launched.partition_point(|&launch| launch < before);
+        launched[..earlier].last().copied()
     }
 
     fn acquire(&self, buffer: usize, launch: usize) -> usize {
@@ -311,11 +315,9 @@ pub(super) fn check(trace: &Trace, plan: &Plan, buffers: &[Buffer<'_>], found: &
 /// Whether some launch of `y` is not ordered after `x` without the fence between them. If every one is, then no
 /// path needs the fence, and it orders nothing else either.
 fn orders_its_own(graph: &Unrolled<'_>, fence: usize, x: usize, y: usize, seen: &mut Seen) -> bool {
-    (0..graph.launches.len()).filter(|&launch| graph.launches[launch] == graph.buffers[y].runner).any(
-        |launch| {
-            let Some(release) = graph.release_before(x, launch) else { return false };
-            graph.search(graph.acquire(y, launch), release, Some(fence), seen);
-            !seen.contains(release)
-        },
-    )
+    graph.launched[graph.buffers[y].runner].iter().any(|&launch| {
+        let Some(release) = graph.release_before(x, launch) else { return false };
+        graph.search(graph.acquire(y, launch), release, Some(fence), seen);
+        !seen.contains(release)
+    })
 }

@@ -29,7 +29,7 @@ fn all_small_plans_pass_the_validator() {
         }
     });
     eprintln!("{plans} plans validated, {fenced} of them with fences; {refused} rings refused");
-    assert!(plans > 500_000 && fenced > 100_000 && refused > 10_000, "{plans} {fenced} {refused}");
+    assert!(plans > 300_000 && fenced > 20_000 && refused > 10_000, "{plans} {fenced} {refused}");
 }
 
 fn multisets(from: usize, left: usize, kinds: &mut Vec<usize>, each: &mut impl FnMut(&[usize])) {
@@ -47,7 +47,7 @@ fn build(kinds: &[usize], launches: &[u32], recorded: bool) -> Trace {
     let mut requests = vec![Vec::new(); RUNNERS];
     for (id, kind) in kinds.iter().enumerate() {
         let made = request(id as u32, 1 + (kind / (2 * RUNNERS)) as u64);
-        let made = if kind / RUNNERS % 2 == 0 { made } else { symmetric(made, "dense") };
+        let made = if (kind / RUNNERS).is_multiple_of(2) { made } else { symmetric(made, "dense") };
         requests[kind % RUNNERS].push(made);
     }
     let runner = if recorded { backward } else { opaque };

@@ -12,5 +12,6 @@ mod hostile;
 mod models;
 mod properties;
 mod reasons;
+mod repeats;
 mod scale;
 mod support;

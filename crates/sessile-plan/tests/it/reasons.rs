@@ -240,7 +240,6 @@ fn a_fence_of_other_requests_counts_for_what_it_orders() {
         vec![0, 1],
     );
     let mut made = plan(&given, &options(Strategy::Generations(1), 2, StepCut::Barrier)).unwrap();
-    assert!(made.fences.len() > 1 || made.fences[0].acquire == RequestId(2) || made.fences.len() == 1);
     // Request 1 is released last; waiting for it before request 2 orders both pairs.
     made.fences = vec![Fence { release: RequestId(1), acquire: RequestId(2) }];
     assert_eq!(validate(&given, &made), []);
