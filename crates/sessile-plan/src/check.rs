@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     error::TraceError,
     limits::{
-        LAUNCHED_MAX, LAUNCHES_MAX, NAME_BYTES_MAX, POINTS_MAX, RANK_MAX, REQUESTS_MAX, RUNNERS_MAX,
-        STREAMS_MAX, TOTAL_BYTES_MAX,
+        DOMAINS_MAX, LAUNCHED_MAX, LAUNCHES_MAX, NAME_BYTES_MAX, POINTS_MAX, RANK_MAX, REQUESTS_MAX,
+        RUNNERS_MAX, STREAMS_MAX, TOTAL_BYTES_MAX,
     },
     request::{Domain, RequestId, RequestSpec, Role},
     trace::{PointKind, TRACE_VERSION, Trace},
@@ -101,6 +101,7 @@ fn check_launches(trace: &Trace) -> Result<Vec<Launched>, TraceError> {
 fn check_requests(trace: &Trace) -> Result<BTreeMap<RequestId, usize>, TraceError> {
     let mut names: BTreeMap<&str, usize> = BTreeMap::new();
     let mut owners = BTreeMap::new();
+    let mut domains: BTreeSet<&Domain> = BTreeSet::new();
     let mut total = 0u64;
     for (r, runner) in trace.runners.iter().enumerate() {
         check_name(&runner.name, || format!("runners[{r}].name"))?;
@@ -114,6 +115,7 @@ fn check_requests(trace: &Trace) -> Result<BTreeMap<RequestId, usize>, TraceErro
                 return Err(TraceError::DuplicateRequest { field: field(), id: request.id, runner });
             }
             check_spec(&request.spec, &field)?;
+            domains.insert(&request.spec.domain);
             let bytes = request.spec.aligned_bytes().and_then(|bytes| bytes.checked_add(total));
             total = match bytes {
                 Some(bytes) if bytes < TOTAL_BYTES_MAX => bytes,
@@ -124,6 +126,7 @@ fn check_requests(trace: &Trace) -> Result<BTreeMap<RequestId, usize>, TraceErro
             };
         }
     }
+    limit("domains of all requests", domains.len(), DOMAINS_MAX)?;
     Ok(owners)
 }
 

@@ -82,7 +82,7 @@ struct Packer<'a> {
     bound: u64,
     /// Offsets in order of `requests`, and the arena's size.
     best: (Vec<u64>, u64),
-    /// Placed requests that may still be looked at.
+    /// Columns and placed requests that may still be looked at.
     work: u64,
     requests: &'a [usize],
 }
@@ -197,6 +197,7 @@ impl<'a> Packer<'a> {
 
     /// One pass; `None` once the budget is spent.
     fn pass(&mut self, order: &[usize], fit: Fit) -> Option<(Vec<u64>, u64)> {
+        self.work = self.work.checked_sub(self.columns as u64)?;
         let mut columns: Vec<Vec<Placed>> = vec![Vec::new(); self.columns];
         let mut offsets = vec![0; self.bytes.len()];
         let mut total = 0;

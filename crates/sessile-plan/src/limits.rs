@@ -18,14 +18,17 @@ pub const STREAMS_MAX: u32 = 64;
 pub const RANK_MAX: usize = 8;
 /// Bytes of one name: trace, runner, weight, role, group, accumulator.
 pub const NAME_BYTES_MAX: usize = 256;
+/// Domains of one trace, and arenas of one plan.
+pub const DOMAINS_MAX: usize = 1024;
 /// Bytes of all requests of one trace, each rounded up to [`VIEW_ALIGN`](crate::VIEW_ALIGN).
 pub const TOTAL_BYTES_MAX: u64 = 1 << 56;
 /// Depth, generations and ring slots.
 pub const DEPTH_MAX: u32 = 1024;
 
-/// Placed views that one plan's greedy passes may look at, over all domains. The passes that fit are tried.
+/// Launch positions and placed views that one plan's greedy passes may look at, over all domains. The passes that
+/// fit are tried.
 pub(crate) const LAYOUT_WORK_MAX: u64 = 1 << 28;
 /// Launch positions that all lifetimes of one domain may cover, summed, before the greedy passes are left out.
-pub(crate) const COVER_MAX: u64 = 1 << 24;
+pub(crate) const COVER_MAX: u64 = 1 << 22;
 /// Nodes and former occupants that the search for fences may look at.
 pub(crate) const FENCE_WORK_MAX: u64 = 1 << 32;

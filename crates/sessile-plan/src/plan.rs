@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     format::at_most,
-    limits::REQUESTS_MAX,
+    limits::{DOMAINS_MAX, REQUESTS_MAX},
     options::{LaunchOrder, PlanOptions},
     request::{Domain, RequestId},
 };
@@ -66,6 +66,7 @@ pub struct Plan {
     /// The launch order that the fences rest on.
     pub launch_order: LaunchOrder,
     /// Arenas, in order of domain.
+    #[serde(deserialize_with = "at_most::<_, _, DOMAINS_MAX>")]
     pub arenas: Vec<Arena>,
     /// Views, in order of request id.
     #[serde(deserialize_with = "at_most::<_, _, REQUESTS_MAX>")]

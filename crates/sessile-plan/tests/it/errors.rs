@@ -5,7 +5,7 @@ use sessile_plan::{
     read_plan, read_trace, write_plan, write_trace,
 };
 
-use crate::support::{backward, four, options, point, request, trace};
+use crate::support::{backward, four, options, point, request, symmetric, trace};
 
 /// Spoils a valid trace and returns what is said of it.
 fn refused(spoil: impl FnOnce(&mut Trace)) -> TraceError {
@@ -71,6 +71,9 @@ fn counts_beyond_the_limits_are_refused() {
     let points = vec![point(0, PointKind::Collective("g".into())); 5000];
     let long = trace(vec![Runner { name: "r".into(), requests: vec![], points }], vec![0; 1000]);
     insta::assert_snapshot!(check_trace(&long).unwrap_err());
+    let domains = (0..1025).map(|id| symmetric(request(id, 1), &format!("g{id}"))).collect();
+    let wide = trace(vec![Runner { name: "r".into(), requests: domains, points: vec![] }], vec![0]);
+    insta::assert_snapshot!(check_trace(&wide).unwrap_err());
 }
 
 #[test]
