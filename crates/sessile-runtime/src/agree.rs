@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use sessile_hal::Comm;
-use sessile_plan::{Runner, Trace, trace_digest};
+use sessile_plan::{Request, RequestId, Runner, Trace, request_hashes, trace_digest};
 
 use crate::{RuntimeError, error::Disagreement};
 
@@ -18,22 +18,30 @@ const MAX_MESSAGE_BYTES: usize = 64 << 20;
 enum Verdict {
     Fine,
     Disagree(Disagreement),
+    Offsets { group: String, rank: u32 },
     AllocFailed(String),
     Failed(String),
 }
 
 fn exchange<C: Comm, T: Serialize + DeserializeOwned>(comm: &C, message: &T) -> Result<Vec<T>, RuntimeError> {
-    let bytes = serde_json::to_vec(message)
-        .map_err(|error| RuntimeError::PeerFailed { rank: comm.ranks()[comm.rank() as usize], detail: error.to_string() })?;
+    let bytes = serde_json::to_vec(message).map_err(|error| RuntimeError::PeerFailed {
+        rank: comm.ranks()[comm.rank() as usize],
+        detail: error.to_string(),
+    })?;
     comm.exchange(&bytes)?
         .iter()
         .zip(comm.ranks())
         .map(|(payload, &rank)| {
             if payload.len() > MAX_MESSAGE_BYTES {
-                return Err(RuntimeError::PeerFailed { rank, detail: format!("{} byte message", payload.len()) });
+                return Err(RuntimeError::PeerFailed {
+                    rank,
+                    detail: format!("{} byte message", payload.len()),
+                });
             }
-            serde_json::from_slice(payload)
-                .map_err(|error| RuntimeError::PeerFailed { rank, detail: format!("unreadable message: {error}") })
+            serde_json::from_slice(payload).map_err(|error| RuntimeError::PeerFailed {
+                rank,
+                detail: format!("unreadable message: {error}"),
+            })
         })
         .collect()
 }
@@ -43,16 +51,21 @@ pub(crate) fn share<C: Comm, T>(world: &C, outcome: Result<T, RuntimeError>) -> 
     let verdict = match &outcome {
         Ok(_) => Verdict::Fine,
         Err(RuntimeError::PlanMismatch(disagreement)) => Verdict::Disagree(disagreement.clone()),
+        Err(RuntimeError::OffsetMismatch { group, rank }) => {
+            Verdict::Offsets { group: group.clone(), rank: *rank }
+        }
         Err(error @ RuntimeError::Device(sessile_hal::DeviceError::OutOfMemory { .. })) => {
             Verdict::AllocFailed(error.to_string())
         }
         Err(error) => Verdict::Failed(error.to_string()),
     };
     let verdicts = exchange(world, &verdict)?;
-    let first = verdicts.into_iter().zip(world.ranks()).find(|(verdict, _)| !matches!(verdict, Verdict::Fine));
+    let first =
+        verdicts.into_iter().zip(world.ranks()).find(|(verdict, _)| !matches!(verdict, Verdict::Fine));
     match first {
         None => outcome,
         Some((Verdict::Disagree(disagreement), _)) => Err(RuntimeError::PlanMismatch(disagreement)),
+        Some((Verdict::Offsets { group, rank }, _)) => Err(RuntimeError::OffsetMismatch { group, rank }),
         Some((Verdict::AllocFailed(detail), &rank)) => Err(RuntimeError::PeerAllocFailed { rank, detail }),
         // A rank's own error says more than its report to the others.
         Some((_, &rank)) if rank == world.ranks()[world.rank() as usize] => outcome,
@@ -61,8 +74,13 @@ pub(crate) fn share<C: Comm, T>(world: &C, outcome: Result<T, RuntimeError>) -> 
     }
 }
 
-/// What ranks of a group compare: the runners in launch order with the requests that concern the group.
+/// A runner's name, and hash and text of its requests.
+type Requests = (String, Vec<(u64, String)>);
+
+/// What ranks of a group compare: the runners in launch order with the requests that concern the group, numbered anew,
+/// since each rank may have others of its own between them.
 fn part(trace: &Trace, group: &str) -> Trace {
+    let mut requests = 0..;
     let runners = trace
         .runners
         .iter()
@@ -72,7 +90,8 @@ fn part(trace: &Trace, group: &str) -> Trace {
                 .requests
                 .iter()
                 .filter(|request| request.spec.group.as_deref() == Some(group))
-                .cloned()
+                .zip(&mut requests)
+                .map(|(request, id)| Request { id: RequestId(id), spec: request.spec.clone() })
                 .collect(),
             points: Vec::new(),
         })
@@ -82,7 +101,10 @@ fn part(trace: &Trace, group: &str) -> Trace {
 
 /// Compares the discovered storage of every group over exactly that group. `trace` is `None` on a rank that failed
 /// to make one; it still takes part.
-pub(crate) fn compare<C: Comm>(groups: &BTreeMap<String, C>, trace: Option<&Trace>) -> Result<(), RuntimeError> {
+pub(crate) fn compare<C: Comm>(
+    groups: &BTreeMap<String, C>,
+    trace: Option<&Trace>,
+) -> Result<(), RuntimeError> {
     let mut first = Ok(());
     for (group, comm) in groups {
         let mine = trace.map(|trace| part(trace, group));
@@ -100,23 +122,21 @@ fn compare_group<C: Comm>(group: &str, comm: &C, mine: Option<&Trace>) -> Result
     if digests.iter().all(|other| other == &digests[0]) {
         return Ok(());
     }
-    // Somebody differs: now the texts are worth sending.
-    let lists: Vec<(String, Vec<String>)> = mine.map_or(Vec::new(), |trace| {
-        trace
-            .launches
-            .iter()
-            .map(|&launch| &trace.runners[launch as usize])
-            .map(|runner| (runner.name.clone(), runner.requests.iter().map(|q| q.spec.to_string()).collect()))
-            .collect()
-    });
+    // A member that failed has nothing to compare; its reason, which says more, is shared with all.
+    let (Some(trace), true) = (mine, digests.iter().all(Option::is_some)) else { return Ok(()) };
+    // Somebody differs: now the texts are worth sending, with hashes, since a text does not show everything.
+    let hashes = request_hashes(trace);
+    let lists: Vec<Requests> = trace
+        .launches
+        .iter()
+        .map(|&launch| (&trace.runners[launch as usize], &hashes[launch as usize]))
+        .map(|(runner, hashes)| {
+            let texts = runner.requests.iter().map(|request| request.spec.to_string());
+            (runner.name.clone(), hashes.iter().copied().zip(texts).collect())
+        })
+        .collect();
     let lists = exchange(comm, &lists)?;
-    let count = |digest: &Option<String>| digests.iter().filter(|other| *other == digest).count();
-    // `max_by_key` keeps the last maximum; going backwards makes it the lowest rank.
-    let common = (0..digests.len()).rev().max_by_key(|&at| (digests[at].is_some(), count(&digests[at])));
-    let (Some(common), Some(odd)) = (common, common.and_then(|c| (0..digests.len()).find(|&at| digests[at] != digests[c])))
-    else {
-        return Ok(());
-    };
+    let (common, odd) = odd_one(&digests);
     let (expected, found) = (&lists[common], &lists[odd]);
     let launches = expected.len().max(found.len());
     for at in 0..launches {
@@ -125,12 +145,13 @@ fn compare_group<C: Comm>(group: &str, comm: &C, mine: Option<&Trace>) -> Result
             continue;
         }
         let runner = left.or(right).map_or(String::new(), |(name, _)| name.clone());
-        let empty = Vec::new();
+        let empty: &[(u64, String)] = &[];
         let same_runner = left.map(|l| &l.0) == right.map(|r| &r.0);
-        let (a, b) = (left.map_or(&empty, |l| &l.1), right.map_or(&empty, |r| &r.1));
+        let (a, b) = (left.map_or(empty, |l| &l.1), right.map_or(empty, |r| &r.1));
         let index = (0..a.len().max(b.len())).find(|&i| a.get(i) != b.get(i)).unwrap_or(0);
         let (expected, found) = if same_runner {
-            (a.get(index).cloned(), b.get(index).cloned())
+            let text = |list: &[(u64, String)]| list.get(index).map(|(_, text)| text.clone());
+            (text(a), text(b))
         } else {
             (left.map(|l| format!("runner `{}`", l.0)), right.map(|r| format!("runner `{}`", r.0)))
         };
@@ -143,7 +164,7 @@ fn compare_group<C: Comm>(group: &str, comm: &C, mine: Option<&Trace>) -> Result
             found,
         }));
     }
-    // Equal texts, different digests: request identities differ.
+    // Equal lists, different digests: the formats differ.
     Err(RuntimeError::PlanMismatch(Disagreement {
         group: group.to_owned(),
         rank: comm.ranks()[odd],
@@ -161,10 +182,17 @@ pub(crate) fn compare_offsets<C: Comm>(
     offsets: &[(u32, u64, u64)],
 ) -> Result<(), RuntimeError> {
     let all = exchange(comm, &offsets.to_vec())?;
-    match (0..all.len()).find(|&at| all[at] != all[0]) {
-        Some(at) => {
-            Err(RuntimeError::OffsetMismatch { group: group.to_owned(), rank: comm.ranks()[at] })
-        }
-        None => Ok(()),
+    if all.iter().all(|other| other == &all[0]) {
+        return Ok(());
     }
+    Err(RuntimeError::OffsetMismatch { group: group.to_owned(), rank: comm.ranks()[odd_one(&all).1] })
+}
+
+/// Of values that are not all equal: where the most common one is first, and where another one is first.
+fn odd_one<T: PartialEq>(values: &[T]) -> (usize, usize) {
+    let count = |value: &T| values.iter().filter(|other| *other == value).count();
+    // `max_by_key` keeps the last maximum; going backwards makes it the lowest rank.
+    let common = (0..values.len()).rev().max_by_key(|&at| count(&values[at])).unwrap_or(0);
+    let odd = (0..values.len()).find(|&at| values[at] != values[common]).unwrap_or(common);
+    (common, odd)
 }

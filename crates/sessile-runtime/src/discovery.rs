@@ -14,9 +14,21 @@ pub(crate) struct Pass {
     points: Vec<Point>,
     lanes: BTreeMap<u32, u32>,
     records: u32,
+    /// Tells this pass from all others.
+    serial: u64,
 }
 
 impl Pass {
+    /// A pass over runner number `runner`. `origin` becomes its stream 0.
+    pub(crate) fn new(runner: usize, origin: u32, serial: u64) -> Pass {
+        let lanes = BTreeMap::from([(origin, 0)]);
+        Pass { runner, requests: Vec::new(), points: Vec::new(), lanes, records: 0, serial }
+    }
+
+    pub(crate) fn serial(&self) -> u64 {
+        self.serial
+    }
+
     fn lane(&mut self, stream: u32) -> u32 {
         let next = u32::try_from(self.lanes.len()).expect("a runner uses fewer than 2^32 streams");
         *self.lanes.entry(stream).or_insert(next)
@@ -28,12 +40,32 @@ impl Pass {
         self.points.push(Point { stream, kind });
     }
 
+    /// Notes an operation. Operations with nothing between on their stream are one point.
+    pub(crate) fn work(&mut self, stream: u32) {
+        let lane = self.lane(stream);
+        let last = self.points.iter().rev().find(|point| point.stream == lane);
+        if last.is_none_or(|point| point.kind != PointKind::Work) {
+            self.point(stream, PointKind::Work);
+        }
+    }
+
     /// Notes a record and gives its number.
     pub(crate) fn record(&mut self, stream: u32) -> u32 {
         let number = self.records;
         self.records += 1;
         self.point(stream, PointKind::Record(number));
         number
+    }
+
+    /// The first point that differs from those of an earlier pass: its index, what was there, what is there now.
+    pub(crate) fn differs(&self, before: &[Point]) -> Option<(usize, String, String)> {
+        let (points, len) = (&self.points[..], self.points.len().max(before.len()));
+        let at = (0..len).find(|&at| before.get(at) != points.get(at))?;
+        let text = |points: &[Point]| match points.get(at) {
+            Some(point) => format!("{:?} on stream {} (order point {at})", point.kind, point.stream),
+            None => format!("the end (order point {at})"),
+        };
+        Some((at, text(before), text(points)))
     }
 }
 
@@ -48,12 +80,9 @@ pub(crate) struct Discovery {
 
 impl Discovery {
     /// Starts a pass over the runner of this name. `origin` becomes its stream 0.
-    pub(crate) fn begin(&mut self, name: &str, origin: u32) -> Pass {
+    pub(crate) fn begin(&self, name: &str, origin: u32, serial: u64) -> Pass {
         let runner = self.by_name.get(name).copied().unwrap_or(self.runners.len());
-        let mut pass =
-            Pass { runner, requests: Vec::new(), points: Vec::new(), lanes: BTreeMap::new(), records: 0 };
-        pass.lane(origin);
-        pass
+        Pass::new(runner, origin, serial)
     }
 
     /// Identity of the next request of the pass: that of the first discovery, if there was one.
@@ -100,18 +129,13 @@ impl Discovery {
                         second: "nothing".into(),
                     });
                 }
-                if let Some(at) = (0..known.points.len().max(pass.points.len()))
-                    .find(|&at| known.points.get(at) != pass.points.get(at))
-                {
-                    let text = |points: &[Point]| match points.get(at) {
-                        Some(point) => format!("{:?} on stream {} (order point {at})", point.kind, point.stream),
-                        None => format!("the end (order point {at})"),
-                    };
+                if let Some((_, first, second)) = pass.differs(&known.points) {
+                    let index = pass.requests.len();
                     return Err(RuntimeError::DiscoveryDiffers {
                         runner: name.to_owned(),
-                        index: pass.requests.len(),
-                        first: text(&known.points),
-                        second: text(&pass.points),
+                        index,
+                        first,
+                        second,
                     });
                 }
             }

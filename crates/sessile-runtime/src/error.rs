@@ -148,6 +148,21 @@ pub enum RuntimeError {
         /// The first request left over.
         first_left: String,
     },
+    /// A capture used streams, events and releases in another order than the discovery, on which the plan rests.
+    #[error(
+        "runner `{runner}`, order point {index}: capture has {found} where discovery had {expected}; capture must run \
+         the same code as discovery"
+    )]
+    OrderDiffers {
+        /// The runner.
+        runner: String,
+        /// Which point, from 0.
+        index: usize,
+        /// What the discovery had there.
+        expected: String,
+        /// What the capture has.
+        found: String,
+    },
     /// A buffer of a runner was released where no runner was active.
     #[error("{request} was released outside any runner: release it inside the runner that reads it last")]
     ReleasedOutsideRunner {
@@ -158,7 +173,9 @@ pub enum RuntimeError {
     #[error("{0}")]
     PlanMismatch(Disagreement),
     /// The offsets of symmetric views differ between ranks.
-    #[error("group `{group}`: symmetric views lie at different offsets on rank {rank}: same trace and options needed")]
+    #[error(
+        "group `{group}`: symmetric views lie at different offsets on rank {rank}: same trace and options needed"
+    )]
     OffsetMismatch {
         /// The group.
         group: String,
@@ -166,7 +183,9 @@ pub enum RuntimeError {
         rank: u32,
     },
     /// A rank could not allocate its arenas; all ranks gave theirs back.
-    #[error("rank {rank} could not allocate its arenas ({detail}); all ranks gave theirs back and can seal again")]
+    #[error(
+        "rank {rank} could not allocate its arenas ({detail}); all ranks gave theirs back and can seal again"
+    )]
     PeerAllocFailed {
         /// The rank.
         rank: u32,

@@ -18,8 +18,8 @@ use sessile_hal::{Device, DeviceError, EventScope, Memory, View};
 use sessile_plan::{Domain, Fence, Plan, RequestId, Trace};
 
 pub use replay::Order;
-pub use scope::{HasRuntime, Marker, Slot, capture, discover};
 use scope::Scope;
+pub use scope::{HasRuntime, Marker, Slot, capture, discover};
 
 use crate::{RuntimeError, discovery::Discovery, pool::EagerPool};
 
@@ -78,6 +78,8 @@ pub struct Runtime<D: Device> {
     scope: Scope,
     counters: Counters,
     omitted: BTreeSet<Fence>,
+    /// Discovery and capture passes begun so far.
+    passes: u64,
 }
 
 impl<D: Device> Runtime<D> {
@@ -98,6 +100,7 @@ impl<D: Device> Runtime<D> {
             scope: Scope::Idle,
             counters: Counters::default(),
             omitted: BTreeSet::new(),
+            passes: 0,
         })
     }
 
@@ -202,12 +205,7 @@ impl<D: Device> Sealed<D> {
             .1
             .spec;
         let bytes = spec.bytes().expect("checked traces do not overflow");
-        View::new(
-            &self.arenas[planned.arena as usize],
-            planned.offset,
-            bytes / spec.dtype.size(),
-            spec.dtype,
-        )
+        View::new(&self.arenas[planned.arena as usize], planned.offset, bytes / spec.dtype.size(), spec.dtype)
     }
 }
 

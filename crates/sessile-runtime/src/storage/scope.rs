@@ -6,7 +6,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use sessile_hal::{Collective, Device, DeviceError, EventScope, Op, Stream, Ticket, View};
+use sessile_hal::{Collective, Device, DeviceError, EventScope, Memory, Op, Stream, Ticket, View};
 use sessile_plan::{Domain, Fence, PointKind, RequestId, RequestSpec, VIEW_ALIGN};
 
 use super::Runtime;
@@ -27,6 +27,17 @@ pub(super) struct Capturing {
     consumed: usize,
     /// Requests of this runner released so far, for the tail fences.
     released: Vec<RequestId>,
+    /// The order points so far, which must be those of the discovery.
+    pass: Pass,
+}
+
+impl Scope {
+    fn pass(&mut self) -> Option<&mut Pass> {
+        match self {
+            Scope::Idle => None,
+            Scope::Discover { pass, .. } | Scope::Capture(Capturing { pass, .. }) => Some(pass),
+        }
+    }
 }
 
 /// A buffer that a runner asked for. Must be given to [`Runtime::release`] after its last reader was enqueued.
@@ -59,8 +70,8 @@ impl<D: Device> Slot<D> {
 #[derive(Clone, Debug)]
 pub struct Marker<D: Device> {
     event: D::Event,
-    /// Number inside the pass of this runner, in discovery.
-    noted: Option<(usize, u32)>,
+    /// The pass of a discovery or capture that it belongs to, and its number there.
+    noted: Option<(u64, u32)>,
 }
 
 impl<D: Device> Runtime<D> {
@@ -105,7 +116,14 @@ impl<D: Device> Runtime<D> {
         let request = match &mut self.scope {
             Scope::Discover { runner, pass } => {
                 let runner = runner.clone();
-                Some(self.discovery.request(pass, &runner, stream.id(), spec)?)
+                match self.discovery.request(pass, &runner, stream.id(), spec) {
+                    Ok(id) => Some(id),
+                    Err(error) => {
+                        let domain = memory.domain().clone();
+                        self.pool.give_back(&self.device, stream, memory, bytes, domain)?;
+                        return Err(error);
+                    }
+                }
             }
             _ => None,
         };
@@ -144,12 +162,14 @@ impl<D: Device> Runtime<D> {
             }
         }
         capturing.consumed += 1;
+        capturing.pass.point(stream.id(), PointKind::Acquire(expected.id));
         Ok(Slot { view: sealed.view(expected.id)?, request: Some(expected.id), eager: None })
     }
 
     /// Gives a buffer back. Its last reader was enqueued on `stream`, or on a stream that `stream` waited for.
     ///
-    /// *Order*: nothing blocks the host. In capture, if a fence waits for it, its event is recorded here.
+    /// *Order*: nothing blocks the host. In capture, if a fence waits for it, its event is recorded here. An eager buffer
+    /// that is given back in a capture leaves the pool for good: the graph may use it at every launch.
     ///
     /// # Errors
     /// [`RuntimeError::ReleasedOutsideRunner`] for a runner's request released outside any runner before the seal
@@ -159,17 +179,19 @@ impl<D: Device> Runtime<D> {
         if let Some(id) = slot.request {
             match &mut self.scope {
                 Scope::Discover { pass, .. } => pass.point(stream.id(), PointKind::Release(id)),
-                Scope::Capture(capturing) => {
+                Scope::Capture(capturing) if slot.eager.is_none() => {
                     capturing.released.push(id);
+                    capturing.pass.point(stream.id(), PointKind::Release(id));
                     self.record_fence(stream, id)?;
                 }
+                Scope::Capture(_) => {}
                 Scope::Idle if slot.eager.is_some() => {
                     outcome = Err(RuntimeError::ReleasedOutsideRunner { request: id.to_string() });
                 }
                 Scope::Idle => {}
             }
         }
-        if let Some((bytes, domain)) = slot.eager {
+        if let (Some((bytes, domain)), false) = (slot.eager, self.is_capturing()) {
             self.pool.give_back(&self.device, stream, slot.view.memory().clone(), bytes, domain)?;
         }
         outcome
@@ -191,10 +213,7 @@ impl<D: Device> Runtime<D> {
     pub fn mark(&mut self, stream: &D::Stream) -> Result<Marker<D>, RuntimeError> {
         let event = self.device.event(EventScope::Internal)?;
         self.device.record(stream, &event)?;
-        let noted = match &mut self.scope {
-            Scope::Discover { pass, .. } => Some((pass.runner, pass.record(stream.id()))),
-            _ => None,
-        };
+        let noted = self.scope.pass().map(|pass| (pass.serial(), pass.record(stream.id())));
         Ok(Marker { event, noted })
     }
 
@@ -204,8 +223,8 @@ impl<D: Device> Runtime<D> {
     /// Those of the device.
     pub fn wait(&mut self, stream: &D::Stream, marker: &Marker<D>) -> Result<(), RuntimeError> {
         self.device.wait(stream, &marker.event)?;
-        if let (Scope::Discover { pass, .. }, Some((runner, number))) = (&mut self.scope, marker.noted) {
-            if runner == pass.runner {
+        if let (Some(pass), Some((serial, number))) = (self.scope.pass(), marker.noted) {
+            if serial == pass.serial() {
                 pass.point(stream.id(), PointKind::Wait(number));
             }
         }
@@ -217,7 +236,11 @@ impl<D: Device> Runtime<D> {
     /// # Errors
     /// Those of the device.
     pub fn enqueue(&mut self, stream: &D::Stream, op: Op<D::Memory>) -> Result<Ticket, RuntimeError> {
-        Ok(self.device.enqueue(stream, op)?)
+        let ticket = self.device.enqueue(stream, op)?;
+        if let Scope::Discover { pass, .. } = &mut self.scope {
+            pass.work(stream.id());
+        }
+        Ok(ticket)
     }
 
     /// Enqueues a collective of a known group.
@@ -233,7 +256,7 @@ impl<D: Device> Runtime<D> {
         recv: &View<D::Memory>,
     ) -> Result<Ticket, RuntimeError> {
         let ticket = self.device.collective(stream, self.group(group)?, kind, send, recv)?;
-        if let Scope::Discover { pass, .. } = &mut self.scope {
+        if let Some(pass) = self.scope.pass() {
             pass.point(stream.id(), PointKind::Collective(group.to_owned()));
         }
         Ok(ticket)
@@ -246,14 +269,11 @@ impl<D: Device> Runtime<D> {
     /// Those of the device.
     pub fn complete(&mut self) -> Result<(), RuntimeError> {
         let stream = self.compute().clone();
-        match &mut self.scope {
-            Scope::Idle => {}
-            Scope::Discover { pass, .. } => pass.point(stream.id(), PointKind::Complete),
-            Scope::Capture(capturing) => {
-                let at = capturing.at;
-                let Some(sealed) = self.sealed() else { return Ok(()) };
-                self.device.record(&stream, &sealed.runners[at].completion)?;
-            }
+        if let (Scope::Capture(capturing), Some(sealed)) = (&self.scope, self.sealed()) {
+            self.device.record(&stream, &sealed.runners[capturing.at].completion)?;
+        }
+        if let Some(pass) = self.scope.pass() {
+            pass.point(stream.id(), PointKind::Complete);
         }
         Ok(())
     }
@@ -267,7 +287,8 @@ impl<D: Device> Runtime<D> {
                 remedy: "release it before discovering again",
             });
         }
-        let pass = self.discovery.begin(runner, self.main.id());
+        self.passes += 1;
+        let pass = self.discovery.begin(runner, self.main.id(), self.passes);
         self.scope = Scope::Discover { runner: runner.to_owned(), pass };
         Ok(())
     }
@@ -291,11 +312,14 @@ impl<D: Device> Runtime<D> {
         }
         let stream = sealed.runners[at].stream.clone();
         self.device.begin_capture(&stream)?;
+        self.passes += 1;
+        let pass = Pass::new(at, stream.id(), self.passes);
         self.scope = Scope::Capture(Capturing {
             runner: runner.to_owned(),
             at,
             consumed: 0,
             released: Vec::new(),
+            pass,
         });
         Ok(())
     }
@@ -329,14 +353,21 @@ impl<D: Device> Runtime<D> {
                 first_left: left.spec.to_string(),
             });
         }
+        if let Some((index, expected, found)) = capturing.pass.differs(&runner.points) {
+            return Err(RuntimeError::OrderDiffers {
+                runner: capturing.runner.clone(),
+                index,
+                expected,
+                found,
+            });
+        }
         // A request without a release point lives to the runner's tail: its fence is recorded there.
         let (at, stream) = (capturing.at, sealed.runners[capturing.at].stream.clone());
         for request in &runner.requests {
-            let spans = sealed
-                .trace
-                .runners
-                .iter()
-                .any(|runner| runner.points.iter().any(|point| point.kind == PointKind::Release(request.id)));
+            let spans =
+                sealed.trace.runners.iter().any(|runner| {
+                    runner.points.iter().any(|point| point.kind == PointKind::Release(request.id))
+                });
             if !spans && !capturing.released.contains(&request.id) {
                 self.record_fence(&stream, request.id)?;
             }

@@ -46,11 +46,12 @@ impl<D: Device> Runtime<D> {
     pub fn release_plan(&mut self) -> Result<(), RuntimeError> {
         self.idle("release_plan")?;
         self.sealed_mut("release_plan")?;
+        // Also those that the main stream has joined: it may not have reached that point.
         let waits: Vec<_> = self
             .sealed()
             .into_iter()
             .flat_map(|sealed| &sealed.runners)
-            .filter(|runner| runner.in_flight)
+            .filter(|runner| runner.graph.is_some())
             .map(|runner| self.device.wait_stream(&runner.stream))
             .collect();
         self.phase = Phase::Open;
