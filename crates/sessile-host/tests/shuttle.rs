@@ -6,7 +6,7 @@ use sessile_hal::{Collective, Comm, Device, DeviceError, EventScope, Kernel, Op,
 use sessile_host::{World, WorldOptions};
 use sessile_plan::{DType, Domain};
 
-const SCHEDULES: usize = 300;
+const SCHEDULES: usize = 3000;
 
 #[test]
 fn collectives_and_events_of_two_ranks_end_with_the_right_bytes() {

@@ -5,8 +5,10 @@
 //! `dV = Pᵀ·dO`, `dS = P ∘ (dO·Vᵀ - D)`, `dQ = dS·K / sqrt(d)`, `dK = dSᵀ·Q / sqrt(d)`.
 
 use half::bf16;
-use sessile_hal::Attention;
+use sessile_hal::Transpose::{No, Yes};
+use sessile_hal::{Attention, Transpose};
 
+use super::gemm::{Matrix, multiply};
 use super::{Args, Fault, length, narrow};
 
 /// Extents as lengths.
@@ -62,24 +64,14 @@ impl Extents {
     }
 }
 
-/// Sum of products in eight interleaved sums: a fixed order that vectorizes.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0.0f32; 8];
-    let (a8, b8) = (a.chunks_exact(8), b.chunks_exact(8));
-    let rest: f32 = a8.remainder().iter().zip(b8.remainder()).map(|(a, b)| a * b).sum();
-    for (a, b) in a8.zip(b8) {
-        for lane in 0..8 {
-            sums[lane] += a[lane] * b[lane];
-        }
-    }
-    sums.iter().sum::<f32>() + rest
-}
-
-/// `to += factor * from`.
-fn axpy(to: &mut [f32], factor: f32, from: &[f32]) {
-    for (to, from) in to.iter_mut().zip(from) {
-        *to += factor * from;
-    }
+/// `to[m, n] = a · b`.
+fn product(
+    to: &mut [f32],
+    (a, ta): (&[f32], Transpose),
+    (b, tb): (&[f32], Transpose),
+    (m, n, k): (usize, usize, usize),
+) -> Result<(), Fault> {
+    multiply(to, &Matrix::new(a, m, k, ta)?, &Matrix::new(b, k, n, tb)?, (m, n, k), false)
 }
 
 pub(super) fn forward(mut args: Args<'_>, shape: Attention) -> Result<(), Fault> {
@@ -87,33 +79,25 @@ pub(super) fn forward(mut args: Args<'_>, shape: Attention) -> Result<(), Fault>
     let (out, lse) = (args.write::<bf16>()?, args.write::<f32>()?);
     let e = Extents::new(shape)?;
     let (seq, dim) = (e.seq, e.dim);
-    let mut parts = vec![0.0f32; 4 * seq * dim];
-    let (mut scores, mut head) = (vec![0.0f32; seq], 0);
-    for pair in e.pairs() {
-        let (q, rest) = parts.split_at_mut(seq * dim);
-        let (k, rest) = rest.split_at_mut(seq * dim);
-        let (v, o) = rest.split_at_mut(seq * dim);
-        e.gather(qkv, q, pair, 0, 3);
-        e.gather(qkv, k, pair, 1, 3);
-        e.gather(qkv, v, pair, 2, 3);
-        o.fill(0.0);
-        for t in 0..seq {
-            let query = &q[t * dim..][..dim];
-            let scores = &mut scores[..=t];
-            for (score, key) in scores.iter_mut().zip(k.chunks_exact(dim)) {
-                *score = dot(query, key) * e.scale;
-            }
-            let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            scores.iter_mut().for_each(|score| *score = (*score - max).exp());
-            let sum: f32 = scores.iter().sum();
+    let buffer = || vec![0.0f32; seq * dim];
+    let (mut q, mut k, mut v, mut o) = (buffer(), buffer(), buffer(), buffer());
+    let mut scores = vec![0.0f32; seq * seq];
+    for (head, pair) in e.pairs().enumerate() {
+        e.gather(qkv, &mut q, pair, 0, 3);
+        e.gather(qkv, &mut k, pair, 1, 3);
+        e.gather(qkv, &mut v, pair, 2, 3);
+        product(&mut scores, (&q, No), (&k, Yes), (seq, seq, dim))?;
+        for (t, row) in scores.chunks_exact_mut(seq).enumerate() {
+            let (row, later) = row.split_at_mut(t + 1);
+            later.fill(0.0);
+            let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max) * e.scale;
+            row.iter_mut().for_each(|score| *score = (*score * e.scale - max).exp());
+            let sum: f32 = row.iter().sum();
             lse[head * seq + t] = max + sum.ln();
-            let row = &mut o[t * dim..][..dim];
-            for (p, value) in scores.iter().zip(v.chunks_exact(dim)) {
-                axpy(row, p / sum, value);
-            }
+            row.iter_mut().for_each(|p| *p /= sum);
         }
-        e.scatter(o, out, pair, 0, 1);
-        head += 1;
+        product(&mut o, (&scores, No), (&v, No), (seq, dim, seq))?;
+        e.scatter(&o, out, pair, 0, 1);
     }
     Ok(())
 }
@@ -126,33 +110,33 @@ pub(super) fn backward(mut args: Args<'_>, shape: Attention) -> Result<(), Fault
     let (seq, dim) = (e.seq, e.dim);
     let buffer = || vec![0.0f32; seq * dim];
     let (mut q, mut k, mut v, mut o, mut d_o) = (buffer(), buffer(), buffer(), buffer(), buffer());
-    let (mut dq, mut dk, mut dv) = (buffer(), buffer(), buffer());
+    let mut gradient = buffer();
+    let (mut p, mut ds) = (vec![0.0f32; seq * seq], vec![0.0f32; seq * seq]);
     for (head, pair) in e.pairs().enumerate() {
         e.gather(qkv, &mut q, pair, 0, 3);
         e.gather(qkv, &mut k, pair, 1, 3);
         e.gather(qkv, &mut v, pair, 2, 3);
         e.gather(out, &mut o, pair, 0, 1);
         e.gather(dout, &mut d_o, pair, 0, 1);
-        for sum in [&mut dq, &mut dk, &mut dv] {
-            sum.fill(0.0);
-        }
-        for t in 0..seq {
+        product(&mut p, (&q, No), (&k, Yes), (seq, seq, dim))?;
+        product(&mut ds, (&d_o, No), (&v, Yes), (seq, seq, dim))?;
+        for (t, (p, ds)) in p.chunks_exact_mut(seq).zip(ds.chunks_exact_mut(seq)).enumerate() {
             let row = t * dim..(t + 1) * dim;
-            let (query, d_out) = (&q[row.clone()], &d_o[row.clone()]);
-            let delta = dot(d_out, &o[row.clone()]);
-            let keys = k.chunks_exact(dim).zip(v.chunks_exact(dim));
-            let sums = dk.chunks_exact_mut(dim).zip(dv.chunks_exact_mut(dim));
-            for ((key, value), (dkey, dvalue)) in keys.zip(sums).take(t + 1) {
-                let p = (dot(query, key) * e.scale - lse[head * seq + t]).exp();
-                let ds = p * (dot(d_out, value) - delta) * e.scale;
-                axpy(dvalue, p, d_out);
-                axpy(dkey, ds, query);
-                axpy(&mut dq[row.clone()], ds, key);
+            let delta: f32 = d_o[row.clone()].iter().zip(&o[row]).map(|(d_o, o)| d_o * o).sum();
+            let lse = lse[head * seq + t];
+            p[t + 1..].fill(0.0);
+            ds[t + 1..].fill(0.0);
+            for (p, ds) in p.iter_mut().zip(ds).take(t + 1) {
+                *p = (*p * e.scale - lse).exp();
+                *ds = *p * (*ds - delta) * e.scale;
             }
         }
-        e.scatter(&dq, dqkv, pair, 0, 3);
-        e.scatter(&dk, dqkv, pair, 1, 3);
-        e.scatter(&dv, dqkv, pair, 2, 3);
+        product(&mut gradient, (&ds, No), (&k, No), (seq, dim, seq))?;
+        e.scatter(&gradient, dqkv, pair, 0, 3);
+        product(&mut gradient, (&ds, Yes), (&q, No), (seq, dim, seq))?;
+        e.scatter(&gradient, dqkv, pair, 1, 3);
+        product(&mut gradient, (&p, Yes), (&d_o, No), (seq, dim, seq))?;
+        e.scatter(&gradient, dqkv, pair, 2, 3);
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use sessile_hal::{Beta, Gemm, Transpose};
 use super::{Args, Fault, Floats, FloatsMut, length, narrow, widen};
 
 /// A matrix as the library sees it: elements and the distances between rows and columns.
-struct Matrix<'a> {
+pub(super) struct Matrix<'a> {
     data: &'a [f32],
     row_stride: isize,
     col_stride: isize,
@@ -13,7 +13,12 @@ struct Matrix<'a> {
 
 impl<'a> Matrix<'a> {
     /// `rows` by `cols`, stored row-major, or as its transpose.
-    fn new(data: &'a [f32], rows: usize, cols: usize, transpose: Transpose) -> Result<Self, Fault> {
+    pub(super) fn new(
+        data: &'a [f32],
+        rows: usize,
+        cols: usize,
+        transpose: Transpose,
+    ) -> Result<Self, Fault> {
         if rows.checked_mul(cols) != Some(data.len()) {
             return Err(format!("{rows} by {cols} elements, not {}", data.len()));
         }
@@ -58,7 +63,7 @@ pub(super) fn gemm(mut args: Args<'_>, shape: Gemm) -> Result<(), Fault> {
 }
 
 /// `c = a · b`, or `c += a · b`; c is row-major.
-fn multiply(
+pub(super) fn multiply(
     c: &mut [f32],
     a: &Matrix<'_>,
     b: &Matrix<'_>,
