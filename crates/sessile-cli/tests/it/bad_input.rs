@@ -1,5 +1,7 @@
 //! Bad input: exit status 2, one clear message that names option or field, value and remedy, nothing left behind.
 
+use serde_json::Value;
+
 use crate::sandbox::{Ran, Sandbox, TRACE};
 
 /// Checks what holds for all bad input, and that the message has these words.
@@ -131,14 +133,10 @@ fn files_that_are_no_traces() {
         ("deep", "[".repeat(100_000), &["line 1"]),
         ("kind", with("sessile.trace", "sessile.plan"), &["schema", "sessile.plan", "sessile.trace"]),
         ("version", with("\"version\": 1", "\"version\": 99"), &["version", "99"]),
-        ("negative", with("\"shape\": [\n     66", "\"shape\": [\n     -66"), &["-66"]),
-        ("nan", with("\"shape\": [\n     66", "\"shape\": [\n     NaN"), &["line"]),
-        ("float", with("\"shape\": [\n     66", "\"shape\": [\n     6.5"), &["6.5"]),
-        (
-            "overflow",
-            with("\"shape\": [\n     66", "\"shape\": [\n     18446744073709551615"),
-            &["18446744073709551615"],
-        ),
+        ("negative", with(" 66,", " -66,"), &["-66"]),
+        ("nan", with(" 66,", " NaN,"), &["line"]),
+        ("float", with(" 66,", " 6.5,"), &["6.5"]),
+        ("overflow", with(" 66,", " 18446744073709551615,"), &["18446744073709551615"]),
         ("twice", with("\"id\": 1,", "\"id\": 0,"), &["id", "0", "unique"]),
         ("launch", with("\"launches\": [\n  0", "\"launches\": [\n  9"), &["launches[0]", "9"]),
         ("unknown", with("\"launches\"", "\"lunches\""), &["lunches"]),
@@ -187,6 +185,13 @@ fn files_that_check_does_not_know() {
 #[test]
 fn options_of_plan() {
     let sandbox = Sandbox::new();
+    // Both weights of a runner have one shape: a ring of one cannot hold their gradients.
+    let mut same: Value = serde_json::from_str(TRACE).unwrap();
+    let requests = &mut same["runners"][0]["requests"];
+    for field in ["shape", "unsharded_shape"] {
+        requests[2][field] = requests[0][field].clone();
+    }
+    sandbox.write("same.json", same.to_string());
     let cases: &[(&str, &[&str])] = &[
         ("plan", &["<TRACE>"]),
         ("compare", &["<TRACE>"]),
@@ -195,7 +200,7 @@ fn options_of_plan() {
         ("plan trace.json --depth 4294967295", &["depth", "4294967295"]),
         ("plan trace.json --depth -1", &["--depth", "-1", "use a whole number"]),
         ("plan trace.json --strategy best", &["--strategy", "best", "sessile"]),
-        ("plan trace.json --strategy ring:1", &["ring:1"]),
+        ("plan same.json --strategy ring:1", &["same.json", "ring:1", "use ring:2"]),
         ("plan trace.json --out trace.json", &["--out", "trace.json", "is the file that is read"]),
         ("plan trace.json --json a --out a", &["--out", "is also the file of --json"]),
         ("plan missing", &["missing", "does not exist", "train --trace-out"]),
@@ -204,6 +209,6 @@ fn options_of_plan() {
     for (line, words) in cases {
         refused(&sandbox.run(line), words);
     }
-    assert_eq!(sandbox.names(), ["trace.json"]);
+    assert_eq!(sandbox.names(), ["same.json", "trace.json"]);
     assert_eq!(sandbox.read("trace.json"), TRACE);
 }

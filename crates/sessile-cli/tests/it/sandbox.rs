@@ -8,7 +8,7 @@ use std::{
 use assert_cmd::Command;
 use tempfile::TempDir;
 
-/// A trace of two layers' backwards: 4 runners, 16 requests.
+/// A trace of two layers' backwards: 4 runners, 12 requests.
 pub(crate) const TRACE: &str = include_str!("../data/two-layers.trace.json");
 
 /// A folder that goes away with the test.

@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::{sandbox::Sandbox, schema::validate};
 
 /// Seconds, not minutes.
-const SMALL: &str = "train --layers 2 --hidden 16 --heads 2 --seq 8 --batch 1 --steps 4";
+const SMALL: &str = "train --layers 2 --hidden 16 --heads 2 --seq 8 --batch 1";
 
 fn json(sandbox: &Sandbox, name: &str) -> Value {
     serde_json::from_str(&sandbox.read(name)).unwrap()
@@ -14,7 +14,9 @@ fn json(sandbox: &Sandbox, name: &str) -> Value {
 #[test]
 fn a_small_run_is_good_and_its_files_can_be_checked() {
     let sandbox = Sandbox::new();
-    let line = format!("{SMALL} --json run.json --trace-out t.json --timeline time.json --log-out log.json");
+    let line = format!(
+        "{SMALL} --steps 4 --json run.json --trace-out t.json --timeline time.json --log-out log.json"
+    );
     let table = sandbox.run(&line).good();
     for word in
         ["eager loss", "graphs loss", "lower bound", "per-request", "generations:2", "violations", "good:"]
@@ -87,7 +89,7 @@ fn what_an_eager_run_lacks_is_null() {
 fn both_modes_alone_give_what_they_give_together() {
     let sandbox = Sandbox::new();
     for mode in ["eager", "graphs", "both"] {
-        sandbox.run(&format!("{SMALL} --mode {mode} --json {mode}.json --quiet")).good();
+        sandbox.run(&format!("{SMALL} --steps 4 --mode {mode} --json {mode}.json --quiet")).good();
     }
     let both = json(&sandbox, "both.json");
     for mode in ["eager", "graphs"] {
@@ -109,7 +111,7 @@ fn a_schedule_runs_to_the_same_bits_as_threads() {
     ];
     let mut first = None;
     for option in options {
-        sandbox.run(&format!("{SMALL} {option} --json run.json --timeline t.json --quiet")).good();
+        sandbox.run(&format!("{SMALL} --steps 4 {option} --json run.json --timeline t.json --quiet")).good();
         let steps = json(&sandbox, "run.json")["steps"].clone();
         assert_eq!(*first.get_or_insert_with(|| steps.clone()), steps, "{option}");
     }
@@ -139,7 +141,8 @@ fn quiet_leaves_stdout_and_stderr_empty() {
 #[test]
 fn a_strategy_that_cannot_hold_the_requests_is_bad_input() {
     let sandbox = Sandbox::new();
-    let ran = sandbox.run(&format!("{SMALL} --strategy ring:1 --graph-scope layer --json run.json"));
+    let ran = sandbox
+        .run(&format!("{SMALL} --steps 2 --ffn 48 --strategy ring:1 --graph-scope layer --json run.json"));
     assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{ran:?}");
     assert!(ran.stderr.contains("--strategy") && ran.stderr.contains("ring:1"), "{ran:?}");
     assert_eq!(sandbox.names(), ["trace.json"]);
