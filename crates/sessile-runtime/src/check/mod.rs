@@ -15,8 +15,9 @@
 //! ```
 //!
 //! - An enqueue follows what the host had waited for, and the tail of its stream.
-//! - Launches of one graph are serial, on any streams. A record node counts as enqueued by its launch (in node
-//!   order); a wait node sees the latest record enqueued *before* the launch. Never recorded: no edge.
+//! - Launches of one graph are serial, on any streams. A launch enqueues its nodes in node order, which is the order
+//!   of capture: a wait node sees the latest record enqueued before it, by older entries or by an earlier node of its
+//!   own graph. Never recorded: no edge.
 //! - A rank's n-th collective of a communicator starts after its (n-1)-th ended; numbers go by enqueue order, nodes
 //!   of a graph in node order at launch. Every member's start precedes every member's end; one member's end
 //!   precedes no other member's end.
@@ -62,6 +63,8 @@ mod tally;
 
 pub use overlap::{Overlap, overlap};
 pub use report::{Hazard, MemoryName, Operation, Reason, Report, Violation};
+
+pub(crate) use lanes::cover;
 
 use crate::log::Log;
 

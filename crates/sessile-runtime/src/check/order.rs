@@ -354,9 +354,6 @@ impl Build {
             let place = (entry, u32::try_from(at).unwrap_or(u32::MAX));
             let (_, end) = self.work(program, place, &node.work, before, chain);
             ends.push(end);
-        }
-        // Wait nodes of this launch see older records only, so its own come after all of them.
-        for (node, &end) in nodes.iter().zip(&ends) {
             if let Work::Record(event) = &node.work {
                 program.records.insert(*event, end);
             }

@@ -279,7 +279,8 @@ pub struct Violation {
     #[serde(flatten)]
     pub reason: Reason,
     /// How often the same two operations (nodes of the same graphs; eager work of the same label and stream), or
-    /// the same group and ranks, were met like this.
+    /// the same group and ranks, were met like this. For races a lower bound: a pair that stands behind another
+    /// reported one (see the module) is not counted.
     pub count: u64,
 }
 

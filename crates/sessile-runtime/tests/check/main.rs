@@ -6,4 +6,7 @@ mod hostile;
 mod large;
 mod naive;
 mod random;
+mod recorded;
 mod rules;
+mod schema;
+mod timelines;

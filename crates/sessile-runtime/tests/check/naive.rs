@@ -103,7 +103,8 @@ impl World<'_> {
             let (Some(from), Some(to)) = (at.2, other.2) else { return false };
             let nodes = &rank.graphs[*graph as usize].nodes;
             let depends = nodes[to].dependencies.iter().any(|&on| on as usize == from);
-            return depends || (from < to && same_comm(&self.things[one], &self.things[two]));
+            let comm = from < to && same_comm(&self.things[one], &self.things[two]);
+            return depends || comm || self.seen(rank, one, two);
         }
         if at.1 > other.1 {
             return false;
@@ -138,7 +139,7 @@ impl World<'_> {
         let records = (0..self.things.len()).filter(|&thing| {
             self.log.ranks[self.things[thing].log].rank == rank.rank
                 && self.things[thing].work == Some(Work::Record(*event))
-                && self.things[thing].place.1 < self.things[two].place.1
+                && self.things[thing].place < self.things[two].place
         });
         records.max_by_key(|&thing| self.things[thing].place) == Some(one)
     }

@@ -146,8 +146,7 @@ fn a_fence_between_graphs_orders_reuse_and_its_removal_is_reported() {
 }
 
 #[test]
-fn a_wait_node_sees_records_of_older_launches_only() {
-    // The graph waits first and records last: its own record is not yet enqueued when it waits.
+fn a_wait_node_sees_the_records_of_older_launches_only() {
     let program = |other_first: bool| {
         let mut rank = Rank::new(0, 2);
         let fence = rank.graph(
@@ -172,19 +171,26 @@ fn a_wait_node_sees_records_of_older_launches_only() {
 }
 
 #[test]
-fn a_wait_node_does_not_see_its_own_launch() {
-    let mut rank = Rank::new(0, 1);
-    let graph = rank.graph(
-        "self",
-        vec![
-            kernel("fill", &[write((0, 1), A)], &[]),
+fn inside_one_graph_the_order_of_capture_decides_what_a_wait_node_sees() {
+    let program = |record_first: bool| {
+        let mut rank = Rank::new(0, 1);
+        let fill = [write((0, 1), A)];
+        let mut nodes = vec![
+            kernel("fill", &fill, &[]),
             node(Work::Record(3), "", &[], &[0]),
             node(Work::Wait(3), "", &[], &[]),
-            kernel("use", &[read((0, 1), A)], &[2]),
-        ],
-    );
-    rank.launch(graph, 0);
-    race(vec![rank], ("fill", "use"), Hazard::ReadAfterWrite, A);
+        ];
+        if !record_first {
+            nodes.swap(1, 2);
+        }
+        let wait = if record_first { 2 } else { 1 };
+        nodes.push(kernel("use", &[read((0, 1), A)], &[wait]));
+        let graph = rank.graph("self", nodes);
+        rank.launch(graph, 0);
+        vec![rank]
+    };
+    clean(program(true));
+    race(program(false), ("fill", "use"), Hazard::ReadAfterWrite, A);
 }
 
 #[test]
