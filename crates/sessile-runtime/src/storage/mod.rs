@@ -14,7 +14,7 @@ mod seal;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sessile_hal::{Device, DeviceError, EventScope, Memory, View};
+use sessile_hal::{Comm, Device, DeviceError, EventScope, Memory, View};
 use sessile_plan::{Domain, Fence, Plan, RequestId, Trace};
 
 pub use replay::Order;
@@ -168,6 +168,14 @@ impl<D: Device> Runtime<D> {
     #[doc(hidden)]
     pub fn omit_fences(&mut self, fences: impl IntoIterator<Item = Fence>) {
         self.omitted.extend(fences);
+    }
+
+    /// A domain as the device knows it. Plans name groups as this rank does, devices by their communicators.
+    fn device_domain(&self, domain: &Domain) -> Domain {
+        match window_group(domain).and_then(|group| self.groups.get(group)) {
+            Some(comm) => Domain::Symmetric(comm.name().to_owned()),
+            None => domain.clone(),
+        }
     }
 
     fn sealed(&self) -> Option<&Sealed<D>> {

@@ -6,7 +6,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use sessile_hal::{Collective, Device, DeviceError, EventScope, Memory, Op, Stream, Ticket, View};
+use sessile_hal::{Collective, Device, DeviceError, EventScope, Op, Stream, Ticket, View};
 use sessile_plan::{Domain, Fence, PointKind, RequestId, RequestSpec, VIEW_ALIGN};
 
 use super::Runtime;
@@ -110,16 +110,15 @@ impl<D: Device> Runtime<D> {
         }
         let bytes = spec.aligned_bytes().unwrap_or(u64::MAX).max(VIEW_ALIGN);
         let logical = spec.bytes().unwrap_or(u64::MAX);
-        let memory = self.pool.take(&self.device, stream, bytes, &spec.domain)?;
+        let domain = self.device_domain(&spec.domain);
+        let memory = self.pool.take(&self.device, stream, bytes, &domain)?;
         let view = View::new(&memory, 0, logical / spec.dtype.size(), spec.dtype)?;
-        let eager = Some((bytes, spec.domain.clone()));
         let request = match &mut self.scope {
             Scope::Discover { runner, pass } => {
                 let runner = runner.clone();
                 match self.discovery.request(pass, &runner, stream.id(), spec) {
                     Ok(id) => Some(id),
                     Err(error) => {
-                        let domain = memory.domain().clone();
                         self.pool.give_back(&self.device, stream, memory, bytes, domain)?;
                         return Err(error);
                     }
@@ -127,7 +126,7 @@ impl<D: Device> Runtime<D> {
             }
             _ => None,
         };
-        Ok(Slot { view, request, eager })
+        Ok(Slot { view, request, eager: Some((bytes, domain)) })
     }
 
     fn planned(&mut self, stream: &D::Stream, spec: &RequestSpec) -> Result<Slot<D>, RuntimeError> {
@@ -237,7 +236,7 @@ impl<D: Device> Runtime<D> {
     /// Those of the device.
     pub fn enqueue(&mut self, stream: &D::Stream, op: Op<D::Memory>) -> Result<Ticket, RuntimeError> {
         let ticket = self.device.enqueue(stream, op)?;
-        if let Scope::Discover { pass, .. } = &mut self.scope {
+        if let Some(pass) = self.scope.pass() {
             pass.work(stream.id());
         }
         Ok(ticket)
@@ -418,7 +417,8 @@ pub fn discover<D: Device, H: HasRuntime<D>, E: From<RuntimeError>>(
 /// Captures `body` as the graph of `runner`. Nothing runs on the device.
 ///
 /// # Errors
-/// Those of `body`, of the requests it makes, and [`RuntimeError::Unconsumed`]. The capture is then given up, the
+/// Those of `body`, of the requests it makes, [`RuntimeError::Unconsumed`] and [`RuntimeError::OrderDiffers`]. The
+/// capture is then given up, the
 /// streams are back in eager mode, the plan and arenas unchanged, and the runner can be captured again.
 ///
 /// # Panics

@@ -123,7 +123,8 @@ impl<D: Device> Runtime<D> {
         plan.arenas
             .iter()
             .map(|arena| {
-                Ok(self.device.alloc(arena.bytes, &arena.domain, &format!("arena {}", arena.domain))?)
+                let domain = self.device_domain(&arena.domain);
+                Ok(self.device.alloc(arena.bytes, &domain, &format!("arena {}", arena.domain))?)
             })
             .collect()
     }

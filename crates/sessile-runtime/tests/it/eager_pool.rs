@@ -4,10 +4,11 @@ use sessile_hal::{Collective, Device, Kernel, Memory, Op};
 use sessile_host::{HostDevice, Mode, Order};
 use sessile_plan::{DType, PlanOptions, RequestSpec};
 use sessile_runtime::check::check;
-use sessile_runtime::{RuntimeError, capture, discover};
+use sessile_runtime::{RuntimeError, Slot, capture, discover};
 
 use crate::support::{
-    ADVERSARIES, Lab, Outcome, all_well, bytes_of, fill, floats, job_log, persistent, spec, threads, world,
+    ADVERSARIES, Dev, Lab, Outcome, all_well, bytes_of, fill, floats, job_log, persistent, spec, threads,
+    world,
 };
 
 /// One buffer after another, each reduced on the side stream while the next is filled.
@@ -135,17 +136,20 @@ fn an_eager_buffer_given_back_in_a_capture_stays_with_the_graph_that_uses_it() {
         let world = world(1, mode);
         let logs = all_well(world.run(|device| {
             let mut lab = Lab::logged(device)?;
-            discover(&mut lab, "layer", |_: &mut Lab| Ok::<_, RuntimeError>(()))?;
-            lab.runtime.seal("test", &PlanOptions::default())?;
             let main = lab.runtime.main().clone();
-            // A producer outside the runner made this one.
-            let foreign = lab.runtime.request(&main, spec("foreign", DType::F32, 64))?;
-            let address = foreign.view().address();
-            capture(&mut lab, "layer", |lab: &mut Lab| {
+            let body = |lab: &mut Lab, foreign: Slot<Dev>| {
                 let compute = lab.runtime.compute().clone();
                 lab.runtime.enqueue(&compute, fill(foreign.view(), 5.0)?)?;
                 lab.runtime.release(&compute, foreign)
-            })?;
+            };
+            // A producer outside the runner made this one. In the discovery it is given back as any other.
+            let foreign = lab.runtime.request(&main, spec("foreign", DType::F32, 64))?;
+            let address = foreign.view().address();
+            discover(&mut lab, "layer", |lab: &mut Lab| body(lab, foreign))?;
+            let foreign = lab.runtime.request(&main, spec("foreign", DType::F32, 64))?;
+            assert_eq!(foreign.view().address(), address);
+            lab.runtime.seal("test", &PlanOptions::default())?;
+            capture(&mut lab, "layer", |lab: &mut Lab| body(lab, foreign))?;
             let device = lab.runtime.device().clone();
             let other = lab.runtime.request(&main, spec("other", DType::F32, 64))?;
             assert_ne!(other.view().address(), address, "the pool gave away what the graph writes");

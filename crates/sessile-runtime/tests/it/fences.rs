@@ -166,7 +166,7 @@ fn leaving_out_any_fence_is_reported_and_gives_a_wrong_value_under_an_adversary(
     ] {
         let program = four(0);
         let how = replayed(options.clone());
-        let fences = run(&program, Mode::Threads { workers: 2 }, &how, &steps(&program, 1))[0].fences.clone();
+        let fences = run(&program, Mode::Threads { workers: 2 }, &how, &steps(&program, 1))[0].fences();
         assert!(!fences.is_empty());
         for fence in fences {
             let seen = without(&program, &options, fence, cut_steps);
@@ -175,11 +175,55 @@ fn leaving_out_any_fence_is_reported_and_gives_a_wrong_value_under_an_adversary(
     }
 }
 
+/// What each fence of the four runners keeps apart, and which adversary shows it.
+#[test]
+fn early_writers_find_reused_inputs_and_outputs_that_nothing_fences() {
+    let program = four(0);
+    let how = replayed(two_generations());
+    let fences = run(&program, Mode::Threads { workers: 2 }, &how, &steps(&program, 1))[0].fences();
+    let mut table = Vec::new();
+    for fence in fences {
+        let mode = Mode::Scheduled { seed: 7, order: Order::WritersEarly };
+        let how = Run::Replayed(two_generations(), vec![fence]);
+        let races: BTreeSet<String> = report(&run(&program, mode, &how, &steps(&program, 2)))
+            .violations
+            .iter()
+            .filter_map(|violation| match &violation.reason {
+                Reason::Unordered { hazard, first, second, .. } => {
+                    let runner = |operation: &sessile_runtime::check::Operation| {
+                        format!("{}/{}", operation.runner.clone().unwrap_or_default(), operation.label)
+                    };
+                    Some(format!("{}: {} and {}", hazard.name(), runner(first), runner(second)))
+                }
+                _ => None,
+            })
+            .collect();
+        let wrong: Vec<Order> = without(&program, &two_generations(), fence, 2)
+            .into_iter()
+            .filter(|seen| seen.1)
+            .map(|seen| seen.0)
+            .collect();
+        let races: Vec<String> = races.into_iter().collect();
+        table.push(format!(
+            "{} > {} | {} | wrong under {wrong:?}",
+            fence.release.0,
+            fence.acquire.0,
+            races.join(", ")
+        ));
+    }
+    insta::assert_snapshot!(table.join("\n"), @r"
+    0 > 4 | write after read: m3/reduce_scatter and m1/m1g0 write | wrong under [WritersEarly, ReadersEarly]
+    1 > 5 | write after read: m3/m3g0 add and m1/reduce_scatter | wrong under [WritersEarly, ReadersEarly]
+    2 > 6 | write after read: m2/reduce_scatter and m0/m0g0 write | wrong under [WritersEarly, ReadersEarly]
+    3 > 7 | write after read: m2/m2g0 add and m0/reduce_scatter | wrong under [WritersEarly]
+    ");
+}
+
 #[test]
 fn a_writer_that_does_not_wait_for_the_reader_before_it_is_caught_by_early_writers() {
     let program = four(0);
     let how = replayed(two_generations());
-    let fences = run(&program, Mode::Threads { workers: 2 }, &how, &steps(&program, 1))[0].fences.clone();
+    let fences = run(&program, Mode::Threads { workers: 2 }, &how, &steps(&program, 1))[0].fences();
     // Request 0 is the input of the first launch: its bytes go to the input of the third.
     let fence =
         fences.into_iter().find(|fence| fence.release.0 == 0).expect("the third launch waits for the first");
@@ -218,7 +262,7 @@ fn additions_into_one_accumulator_keep_the_eager_order_and_need_their_fence() {
         let ended = run(&program, mode, &replayed(options.clone()), &steps(&program, 2));
         assert_eq!(report(&ended).violations, []);
         assert_eq!(bits(&ended), bits(&right));
-        fences = ended[0].fences.clone();
+        fences = ended[0].fences();
     }
     assert_eq!(fences.len(), 2);
     for fence in fences {

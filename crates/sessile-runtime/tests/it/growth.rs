@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sessile_hal::Device;
+use sessile_hal::{Device, Memory};
 use sessile_host::Mode;
 use sessile_plan::{DType, Domain, PlanOptions, RequestSpec};
 use sessile_runtime::log::Entry;
@@ -201,6 +201,34 @@ fn two_communicators_over_the_same_ranks_are_two_domains() {
         assert_ne!(addresses[0], addresses[1]);
         assert_eq!(plan.views.iter().map(|view| view.arena).collect::<Vec<_>>(), [0, 1, 0]);
     }
+}
+
+#[test]
+fn ranks_of_different_groups_may_use_one_name_also_for_registered_memory() {
+    let world = threads(4);
+    let domains = all_well(world.run(|device| {
+        let rank = device.rank();
+        let spy = Spy::new(device);
+        let all = spy.communicator("world", &[0, 1, 2, 3])?;
+        let half =
+            if rank < 2 { spy.communicator("low", &[0, 1])? } else { spy.communicator("high", &[2, 3])? };
+        let side = spy.stream("side")?;
+        let mut runtime = Runtime::new(spy.clone(), all)?;
+        runtime.add_group("gtp", half);
+        let mut lab = Lab { runtime, side };
+        // The halves differ, as pipeline stages do: each agrees on its own.
+        let body = |lab: &mut Lab<Spy>| {
+            ask(lab)?;
+            if rank < 2 { lab.touch(&planned(), 2.0) } else { Ok(()) }
+        };
+        discover(&mut lab, "layer", body)?;
+        lab.runtime.seal("test", &PlanOptions::default())?;
+        capture(&mut lab, "layer", body)?;
+        lab.runtime.replay("layer")?;
+        let arenas = lab.runtime.arenas().iter();
+        Ok::<_, RuntimeError>(arenas.map(|arena| arena.domain().to_string()).collect::<Vec<_>>())
+    }));
+    assert_eq!(domains, [["symmetric(low)"], ["symmetric(low)"], ["symmetric(high)"], ["symmetric(high)"]]);
 }
 
 #[test]

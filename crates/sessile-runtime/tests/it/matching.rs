@@ -2,7 +2,7 @@
 //! and leaves the plan as it was.
 
 use sessile_hal::Device;
-use sessile_plan::{DType, Domain, PlanOptions, RequestSpec};
+use sessile_plan::{DType, Domain, PlanOptions, PointKind, RequestSpec};
 use sessile_runtime::{RuntimeError, capture, discover};
 
 use crate::support::{Lab, Outcome, all_well, spec, threads};
@@ -148,6 +148,87 @@ fn a_runner_discovered_twice_with_different_order_points_is_an_error() {
         Ok::<_, RuntimeError>(error.to_string())
     }));
     insta::assert_snapshot!(texts[0], @"runner `layer` was discovered twice with different storage: request 1 was Release(RequestId(0)) on stream 1 (order point 3), now Release(RequestId(0)) on stream 0 (order point 3); give each micro-batch or shape a runner of its own");
+}
+
+/// What a runner does with one buffer: where it is given back, and whether the side stream is joined by an event.
+#[derive(Clone, Copy)]
+enum Path {
+    OnSide,
+    OnCompute,
+    NeverReleased,
+    WithoutCompletion,
+}
+
+fn travel(lab: &mut Lab, path: Path) -> Outcome<()> {
+    let (compute, side) = (lab.runtime.compute().clone(), lab.side.clone());
+    let slot = lab.runtime.request(&compute, spec("w0", DType::F32, 64))?;
+    let written = lab.runtime.mark(&compute)?;
+    lab.runtime.wait(&side, &written)?;
+    lab.runtime.enqueue(&side, crate::support::fill(slot.view(), 1.0)?)?;
+    match path {
+        Path::OnSide | Path::WithoutCompletion => lab.runtime.release(&side, slot)?,
+        Path::OnCompute => lab.runtime.release(&compute, slot)?,
+        Path::NeverReleased => drop(slot),
+    }
+    if !matches!(path, Path::WithoutCompletion) {
+        lab.runtime.complete()?;
+    }
+    let done = lab.runtime.mark(&side)?;
+    lab.runtime.wait(&compute, &done)
+}
+
+/// The plan leaves out fences that the discovered order implies: a capture in another order would race.
+#[test]
+fn a_capture_with_other_releases_streams_or_events_is_an_error_and_can_be_made_again() {
+    let world = threads(1);
+    let texts = all_well(world.run(|device| {
+        let mut lab = Lab::logged(device)?;
+        discover(&mut lab, "layer", |lab: &mut Lab| travel(lab, Path::OnSide))?;
+        lab.runtime.seal("test", &PlanOptions::default())?;
+        let mut texts = Vec::new();
+        for path in [Path::OnCompute, Path::NeverReleased, Path::WithoutCompletion] {
+            let error =
+                capture(&mut lab, "layer", |lab: &mut Lab| travel(lab, path)).expect_err("another order");
+            assert!(matches!(error, RuntimeError::OrderDiffers { .. }), "{error}");
+            assert!(lab.runtime.graph("layer").is_none() && !lab.runtime.is_capturing());
+            texts.push(error.to_string());
+        }
+        capture(&mut lab, "layer", |lab: &mut Lab| travel(lab, Path::OnSide))?;
+        lab.runtime.replay("layer")?;
+        Ok::<_, RuntimeError>(texts.join("\n"))
+    }));
+    assert_eq!(world.live_bytes(0), 0);
+    insta::assert_snapshot!(texts[0], @r"
+    runner `layer`, order point 4: capture has Release(RequestId(0)) on stream 0 (order point 4) where discovery had Release(RequestId(0)) on stream 1 (order point 4); capture must run the same code as discovery
+    runner `layer`, order point 4: capture has Complete on stream 0 (order point 4) where discovery had Release(RequestId(0)) on stream 1 (order point 4); capture must run the same code as discovery
+    runner `layer`, order point 5: capture has Record(1) on stream 1 (order point 5) where discovery had Complete on stream 0 (order point 5); capture must run the same code as discovery
+    ");
+}
+
+/// A marker of a pass that failed says nothing about the order of the next pass.
+#[test]
+fn a_marker_of_an_earlier_pass_is_no_event_of_this_one() {
+    let world = threads(1);
+    all_well(world.run(|device| {
+        let mut lab = Lab::logged(device)?;
+        let mut old = None;
+        let failed = discover(&mut lab, "layer", |lab: &mut Lab| {
+            let main = lab.runtime.main().clone();
+            old = Some(lab.runtime.mark(&main)?);
+            Err::<(), _>(RuntimeError::UnknownGroup { group: "none".into() })
+        });
+        assert!(failed.is_err());
+        discover(&mut lab, "layer", |lab: &mut Lab| {
+            let side = lab.side.clone();
+            lab.runtime.wait(&side, old.as_ref().expect("marked"))?;
+            lab.touch(&spec("w0", DType::F32, 64), 1.0)
+        })?;
+        lab.runtime.seal("test", &PlanOptions::default())?;
+        let points = &lab.runtime.trace().expect("sealed").runners[0].points;
+        assert!(points.len() >= 2, "an acquire and a release");
+        assert!(!points.iter().any(|point| matches!(point.kind, PointKind::Wait(_))), "{points:?}");
+        Ok::<_, RuntimeError>(())
+    }));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use sessile_hal::{Collective, Device, Kernel, Op, Span, View};
 use sessile_host::{HostDevice, HostMemory, HostStream, Mode, World};
-use sessile_plan::{DType, Domain, Fence, PlanOptions, RequestSpec, Role};
+use sessile_plan::{DType, Domain, Fence, Plan, PlanOptions, RequestSpec, Role};
 use sessile_runtime::log::{LogLevel, RankLog, Recorded};
 use sessile_runtime::{Counters, HasRuntime, Marker, Runtime, RuntimeError, Slot, capture, discover};
 
@@ -38,7 +38,7 @@ pub(crate) struct Grad {
     /// Elements of the output; the input of a reduce-scatter has as many for each rank.
     pub(crate) elements: u64,
     pub(crate) kind: Collective,
-    /// Which of the two groups over all ranks.
+    /// Which of [`GROUPS`].
     pub(crate) group: usize,
     /// Whether the input comes from registered memory.
     pub(crate) symmetric: bool,
@@ -67,7 +67,7 @@ impl Grad {
     }
 
     fn input_elements(&self, ranks: u32) -> u64 {
-        let ranks = u64::from(ranks);
+        let ranks = members(self.group, 0, ranks).len() as u64;
         match self.kind {
             Collective::ReduceScatter => self.elements * ranks,
             Collective::AllToAll => self.elements.next_multiple_of(ranks),
@@ -78,7 +78,7 @@ impl Grad {
     fn output_elements(&self, ranks: u32) -> u64 {
         match self.kind {
             Collective::AllToAll => self.input_elements(ranks),
-            Collective::AllGather => self.elements * u64::from(ranks),
+            Collective::AllGather => self.elements * members(self.group, 0, ranks).len() as u64,
             _ => self.elements,
         }
     }
@@ -104,8 +104,17 @@ pub(crate) struct Program {
     pub(crate) accumulators: usize,
 }
 
-/// Names of the two groups.
-pub(crate) const GROUPS: [&str; 2] = ["gtp", "twin"];
+/// Names of the groups: two over all ranks, and one over each half of four ranks (over all of fewer).
+pub(crate) const GROUPS: [&str; 3] = ["gtp", "twin", "half"];
+
+/// World ranks of the group of this rank.
+fn members(group: usize, rank: u32, ranks: u32) -> Vec<u32> {
+    match (group, ranks, rank) {
+        (2, 4, 0 | 1) => vec![0, 1],
+        (2, 4, _) => vec![2, 3],
+        _ => (0..ranks).collect(),
+    }
+}
 
 const CARRY: u64 = 32;
 
@@ -150,8 +159,10 @@ impl Rig {
         let device = Recorded::new(device, LogLevel::On);
         let all: Vec<u32> = (0..program.ranks).collect();
         let mut runtime = Runtime::new(device.clone(), device.communicator("world", &all)?)?;
-        for group in GROUPS {
-            runtime.add_group(group, device.communicator(group, &all)?);
+        for (at, group) in GROUPS.into_iter().enumerate() {
+            let members = members(at, rank, program.ranks);
+            let comm = device.communicator(&format!("{group} of {members:?}"), &members)?;
+            runtime.add_group(group, comm);
         }
         let sides = [device.stream("side 0")?, device.stream("side 1")?];
         // Fractions that f32 rounds: sums in another order give other bits.
@@ -406,9 +417,15 @@ pub(crate) struct Ended {
     /// Bits of the accumulators.
     pub(crate) bits: Vec<Vec<u32>>,
     pub(crate) counters: Counters,
-    pub(crate) fences: Vec<Fence>,
+    pub(crate) plan: Option<Plan>,
     pub(crate) log: RankLog,
     pub(crate) spans: Vec<Span>,
+}
+
+impl Ended {
+    pub(crate) fn fences(&self) -> Vec<Fence> {
+        self.plan.as_ref().map_or(Vec::new(), |plan| plan.fences.clone())
+    }
 }
 
 /// Runs `steps`, each a list of modules, on all ranks of a new world.
@@ -447,10 +464,10 @@ pub(crate) fn try_run(
             rig.next_step()?;
         }
         let bits = rig.results()?;
-        let fences = rig.runtime.plan().map_or(Vec::new(), |plan| plan.fences.clone());
+        let plan = rig.runtime.plan().cloned();
         let device = rig.runtime.device().clone();
         let (log, spans) = (device.take_log(), device.take_spans());
-        Ok::<_, RuntimeError>(Ended { bits, counters: rig.runtime.counters(), fences, log, spans })
+        Ok::<_, RuntimeError>(Ended { bits, counters: rig.runtime.counters(), plan, log, spans })
     });
     let ended = results.into_iter().collect::<Result<Vec<_>, _>>().map_err(|failure| failure.to_string())?;
     let left: Vec<u64> = (0..program.ranks).map(|rank| world.live_bytes(rank)).collect();
