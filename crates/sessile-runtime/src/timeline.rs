@@ -199,11 +199,12 @@ impl<'a> Process<'a> {
                 trace.slice(lane, time, &slice)?;
             }
         }
-        for &(event, (from, left), (to, arrived)) in &program.arrows {
-            if let Some((tail, head)) = self.place(from.0, from.1).zip(self.place(to.0, to.1)) {
+        for &Arrow { event, record, wait, arrives } in &program.arrows {
+            let lanes = self.place(record.at.0, record.at.1).zip(self.place(wait.0, wait.1));
+            if let Some((tail, head)) = lanes {
                 // Each end must lie in its slice. A device may show a wait as begun before its record.
-                let arrives = left.clamp(arrived.0, arrived.1);
-                trace.flow((tail, left), (head, arrives), &format!("fence {event}"))?;
+                let time = record.time.clamp(arrives.0, arrives.1);
+                trace.flow((tail, record.time), (head, time), &format!("fence {event}"))?;
             }
         }
         Ok(())
@@ -235,7 +236,8 @@ impl<'a> Process<'a> {
             }
             _ => return None,
         };
-        let bytes: u64 = accesses.iter().map(|access| access.end - access.start).sum();
+        let sizes = accesses.iter().map(|access| access.end.saturating_sub(access.start));
+        let bytes = sizes.fold(0, u64::saturating_add);
         let operands: Vec<String> = accesses.iter().map(|access| self.operand(access)).collect();
         let mut args = json!({ "ticket": ticket, "bytes": bytes, "operands": operands });
         let (fallback, category) = match work {
@@ -291,6 +293,15 @@ struct Recorded {
     time: u64,
 }
 
+/// A wait that saw a record.
+#[derive(Clone, Copy)]
+struct Arrow {
+    event: u32,
+    record: Recorded,
+    wait: Place,
+    arrives: Time,
+}
+
 /// Walks a rank's program and finds the times of all that is drawn. Devices give spans of kernels and collectives;
 /// for records, waits and joins that have none, the times follow from what is before them.
 #[derive(Default)]
@@ -301,8 +312,8 @@ struct Program {
     records: HashMap<u32, Recorded>,
     /// Slices of the entry at hand.
     drawn: Vec<(Place, Time)>,
-    /// Arrows of the entry at hand: event, record and its time, wait and its slice.
-    arrows: Vec<(u32, (Place, u64), (Place, Time))>,
+    /// Arrows of the entry at hand.
+    arrows: Vec<Arrow>,
 }
 
 impl Program {
@@ -329,7 +340,7 @@ impl Program {
                 // Nobody knows when the host enqueued it: it is shown to wait while the work that it waits for runs.
                 let from = before.map_or(0, |(_, end)| end);
                 match seen.filter(|record| record.time > from) {
-                    Some(record) => Some((from.max(record.since), record.time)),
+                    Some(record) => Some((from.max(record.since).min(record.time), record.time)),
                     None => rest.map(|(_, end)| (end, end)),
                 }
             }
@@ -337,7 +348,7 @@ impl Program {
         })?;
         self.drawn.push((at, time));
         if let (Work::Wait(event), Some(record)) = (work, seen) {
-            self.arrows.push((*event, (record.at, record.time), (at, time)));
+            self.arrows.push(Arrow { event: *event, record, wait: at, arrives: time });
         }
         if let Work::Record(event) = work {
             let since = before.map_or(time.0, |(begin, _)| begin);

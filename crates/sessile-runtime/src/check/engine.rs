@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::bytes::{Bytes, Mark};
-use super::order::{NONE, Order, Role, accesses};
+use super::order::{MAX_NAMED, NONE, Order, Role, accesses};
 use super::report::{Operation, Reason, Report};
 use super::tally::Tally;
 use crate::log::{Log, Mode};
@@ -160,9 +160,11 @@ fn deadlock(log: &Log, order: &Order, awaited: &[u32]) -> Reason {
     let mut cycle: Vec<Operation> = path
         .iter()
         .filter(|id| named(id))
+        .take(2 * MAX_NAMED)
         .map(|&id| Operation::of(log, &order.points[id as usize]))
         .collect();
     cycle.dedup();
+    cycle.truncate(MAX_NAMED);
     Reason::Deadlock { cycle, unreached }
 }
 

@@ -1,6 +1,6 @@
 //! The log as a directed graph of points.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::lanes::cover;
 use super::report::{Operation, Reason};
@@ -14,6 +14,9 @@ const MAX_POINTS: u64 = 1 << 25;
 
 /// Most chains.
 const MAX_CHAINS: u64 = 1 << 14;
+
+/// Most ranks, or operations of a ring, that one fault names.
+pub(super) const MAX_NAMED: usize = 64;
 
 /// What a point is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -452,8 +455,9 @@ impl Build {
             });
         }
         if meeting.parts.len() < group.ranks.len() {
-            let came = |rank: &u32| meeting.parts.iter().any(|p| log.ranks[p.rank as usize].rank == *rank);
-            let missing = group.ranks.iter().copied().filter(|rank| !came(rank)).collect();
+            let came: HashSet<u32> = meeting.parts.iter().map(|p| log.ranks[p.rank as usize].rank).collect();
+            let missing = group.ranks.iter().copied().filter(|rank| !came.contains(rank));
+            let missing = missing.take(MAX_NAMED).collect();
             let (group, present) = (group.name.clone(), name(first));
             faults.push(if exchange {
                 Reason::MissingExchange { group, number, missing, present }

@@ -181,7 +181,7 @@ pub enum Reason {
         group: String,
         /// Which collective of it, from 0.
         number: u64,
-        /// World ranks that did not come.
+        /// World ranks that did not come; the first 64.
         missing: Vec<u32>,
         /// A part that waits for them.
         present: Operation,
@@ -192,14 +192,14 @@ pub enum Reason {
         group: String,
         /// Which exchange of it, from 0; its making is the first.
         number: u64,
-        /// World ranks that did not come.
+        /// World ranks that did not come; the first 64.
         missing: Vec<u32>,
         /// A host that waits for them.
         present: Operation,
     },
     /// Operations wait for one another in a ring: none of them can run.
     Deadlock {
-        /// The ring, each waiting for the one before it.
+        /// The ring, each waiting for the one before it; the first 64.
         cycle: Vec<Operation>,
         /// Points of the order that are never reached, and so were not checked.
         unreached: u64,

@@ -169,10 +169,10 @@ impl World<'_> {
     fn judge(&self) -> Truth {
         let count = self.after.len();
         let mut reach = vec![vec![false; count]; count];
-        for from in 0..count {
-            let mut todo: Vec<usize> = self.after[from].iter().copied().collect();
+        for (after, reached) in self.after.iter().zip(&mut reach) {
+            let mut todo: Vec<usize> = after.iter().copied().collect();
             while let Some(at) = todo.pop() {
-                if !std::mem::replace(&mut reach[from][at], true) {
+                if !std::mem::replace(&mut reached[at], true) {
                     todo.extend(self.after[at].iter().copied());
                 }
             }

@@ -142,3 +142,18 @@ fn a_run_without_spans_is_an_empty_trace() {
     let trace: Value = serde_json::from_slice(&out).unwrap();
     assert_eq!(trace["traceEvents"].as_array().map(Vec::len), Some(0));
 }
+
+#[test]
+fn spans_that_make_no_sense_are_drawn_somehow() {
+    let mut random = fastrand::Rng::with_seed(3);
+    for _ in 0..500 {
+        let (rank, _) = sample();
+        let mut number = || if random.bool() { random.u64(..) } else { random.u64(0..20) };
+        let spans: Vec<Span> = (0..9)
+            .map(|at| span(1 + at % 3, [None, Some(0), Some(3)][at as usize / 3], number(), number()))
+            .collect();
+        let mut out = Vec::new();
+        write_timeline(&job(vec![rank]), &[&spans], Ticks::Nanoseconds, &mut out).unwrap();
+        serde_json::from_slice::<Value>(&out).unwrap();
+    }
+}
