@@ -130,7 +130,7 @@ mod tests {
 // a comment
 fn good_one() {}
 
-fn helper() {}
+fn no_test() {}
 
 #[test]
 #[ignore = \"slow\"]
@@ -162,7 +162,7 @@ fn slow_one() {}
             ("`good_one`", "is not of the form"),
             ("`a/b.rs::missing`", "no such function"),
             ("`a/c.rs::good_one`", "does not exist"),
-            ("`a/b.rs::helper`", "is no test"),
+            ("`a/b.rs::no_test`", "is no test"),
             ("`a/b.rs::slow_one`", "is ignored"),
         ];
         for (cell, why) in cases {

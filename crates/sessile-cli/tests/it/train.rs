@@ -52,7 +52,9 @@ fn a_saved_run_that_was_changed_is_found() {
     let sandbox = Sandbox::new();
     sandbox.run(&format!("{SMALL} --steps 2 --json run.json --quiet")).good();
     let good = json(&sandbox, "run.json");
-    let changes: [(&str, fn(&mut Value)); 5] = [
+    /// What must be found, and the change that brings it about.
+    type Change = (&'static str, fn(&mut Value));
+    let changes: [Change; 5] = [
         ("eager and graphs differ", |run| run["steps"][1]["graphs"]["main_grad_digest"] = "0".into()),
         ("`equal_bits`", |run| run["equal_bits"] = false.into()),
         ("`memory.arena_bytes`", |run| run["memory"]["arena_bytes"] = 1.into()),
