@@ -7,7 +7,8 @@
 //! task is still to run, and *holds* that task until the later one has run:
 //!
 //! - [`Order::WritersEarly`] holds an earlier reader while a later writer of its bytes is pending and not ordered
-//!   after it (write after read), and an earlier writer likewise (write after write);
+//!   after it (write after read), and an earlier writer likewise (write after write); if such a reader stands between
+//!   two writers, the later writer is held for the earlier one instead, so that it runs between writer and reader;
 //! - [`Order::ReadersEarly`] holds an earlier writer while such a reader is pending (read after write), or a
 //!   writer.
 //!
@@ -135,6 +136,20 @@ impl Lookahead {
                 for late in &uses[at + 1..] {
                     let sought = if writers_early { late.writes } else { early.writes };
                     if sought && early.range.overlaps(late.range) && order.unordered(early.node, late.node) {
+                        // Held back, a writer would take its own reader along, and both would see what they should.
+                        // What shows is the late writer between the two: so it waits for the early one, and the
+                        // reader is held for it.
+                        let read_between = |used: &Use| {
+                            !used.writes
+                                && used.enqueued < late.enqueued
+                                && used.range.overlaps(early.range)
+                                && used.range.overlaps(late.range)
+                                && order.unordered(used.node, late.node)
+                        };
+                        if writers_early && early.writes && uses[at + 1..].iter().any(read_between) {
+                            held_for.entry(late.task).or_default().push(early.task);
+                            continue;
+                        }
                         held_for.entry(early.task).or_default().push(late.task);
                     }
                 }
