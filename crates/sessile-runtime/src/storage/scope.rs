@@ -222,10 +222,10 @@ impl<D: Device> Runtime<D> {
     /// Those of the device.
     pub fn wait(&mut self, stream: &D::Stream, marker: &Marker<D>) -> Result<(), RuntimeError> {
         self.device.wait(stream, &marker.event)?;
-        if let (Some(pass), Some((serial, number))) = (self.scope.pass(), marker.noted) {
-            if serial == pass.serial() {
-                pass.point(stream.id(), PointKind::Wait(number));
-            }
+        if let (Some(pass), Some((serial, number))) = (self.scope.pass(), marker.noted)
+            && serial == pass.serial()
+        {
+            pass.point(stream.id(), PointKind::Wait(number));
         }
         Ok(())
     }
@@ -418,8 +418,8 @@ pub fn discover<D: Device, H: HasRuntime<D>, E: From<RuntimeError>>(
 ///
 /// # Errors
 /// Those of `body`, of the requests it makes, [`RuntimeError::Unconsumed`] and [`RuntimeError::OrderDiffers`]. The
-/// capture is then given up, the
-/// streams are back in eager mode, the plan and arenas unchanged, and the runner can be captured again.
+/// capture is then given up, the streams are back in eager mode, the plan and arenas unchanged, and the runner can be
+/// captured again.
 ///
 /// # Panics
 /// If `body` does; the capture is given up first.

@@ -41,7 +41,7 @@ fn report(ended: &[Ended]) -> sessile_runtime::check::Report {
     check(&job_log(ended.iter().map(|rank| rank.log.clone()).collect()))
 }
 
-fn graph<'a>(log: &'a RankLog, module: usize) -> &'a LogGraph {
+fn graph(log: &RankLog, module: usize) -> &LogGraph {
     log.graphs.iter().find(|graph| graph.runner == name(module)).expect("the log names every graph")
 }
 

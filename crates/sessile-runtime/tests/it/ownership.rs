@@ -32,7 +32,7 @@ fn only_the_graph(device: sessile_host::HostDevice) -> Outcome<Reduced> {
     let symmetric = Domain::Symmetric("gtp".into());
     let input = RequestSpec { domain: symmetric, ..spec("w", DType::F32, INPUT) };
     let output = RequestSpec { role: Role::RsOutput, ..spec("w", DType::F32, INPUT / ranks) };
-    let mut body = |lab: &mut Lab| {
+    let body = |lab: &mut Lab| {
         let compute = lab.runtime.compute().clone();
         let input = lab.runtime.request(&compute, input.clone())?;
         let write = Op::new(Kernel::Copy, "write", vec![source.clone(), input.view().clone()])?;
@@ -44,9 +44,9 @@ fn only_the_graph(device: sessile_host::HostDevice) -> Outcome<Reduced> {
         lab.runtime.release(&compute, input)?;
         lab.runtime.release(&compute, output)
     };
-    discover(&mut lab, "layer", &mut body)?;
+    discover(&mut lab, "layer", body)?;
     lab.runtime.seal("test", &PlanOptions::default())?;
-    capture(&mut lab, "layer", &mut body)?;
+    capture(&mut lab, "layer", body)?;
     let graph = lab.runtime.graph("layer").expect("captured").clone();
     let planned =
         lab.runtime.arenas().iter().map(|arena| (arena.address(), arena.address() + arena.bytes())).collect();
