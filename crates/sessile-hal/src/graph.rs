@@ -33,6 +33,6 @@ pub struct GraphNode {
 /// An instantiated graph. A handle: clones share it. It owns all it touches (memory, events, communicators)
 /// until the last clone is gone and its last launch has ended.
 pub trait Graph: Clone + Send + Sync + fmt::Debug + 'static {
-    /// The nodes, in an order in which dependencies come first.
+    /// The nodes in capture order. Dependencies come first.
     fn nodes(&self) -> Vec<GraphNode>;
 }

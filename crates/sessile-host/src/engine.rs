@@ -275,12 +275,6 @@ impl Engine {
     pub(crate) fn launch(&mut self, graph: &GraphCell, ticket: Ticket, tail: TaskId) -> TaskId {
         let rank = graph.rank;
         let start = self.add(rank, ticket, None, Work::Mark, &[tail, graph.launched.get()]);
-        // What waits observe: the latest records as of now, not those that this launch makes.
-        let observed: Vec<TaskId> = graph
-            .nodes
-            .iter()
-            .map(|node| if let NodeWork::Wait(event) = &node.work { event.latest() } else { DONE })
-            .collect();
         let mut ids: Vec<TaskId> = Vec::with_capacity(graph.nodes.len());
         for (index, node) in (0u32..).zip(&graph.nodes) {
             let mut after: Vec<TaskId> = node.dependencies.iter().map(|&d| ids[d as usize]).collect();
@@ -298,8 +292,9 @@ impl Engine {
                     event.set_latest(id);
                     id
                 }
-                NodeWork::Wait(_) => {
-                    after.push(observed[index as usize]);
+                NodeWork::Wait(event) => {
+                    // The latest record enqueued before, which may be a node of this launch.
+                    after.push(event.latest());
                     self.add(rank, ticket, at, Work::Mark, &after)
                 }
             };

@@ -228,7 +228,7 @@ fn check_points(
                         });
                     }
                 }
-                PointKind::Release(_) => {}
+                PointKind::Release(_) | PointKind::Work => {}
             }
         }
     }

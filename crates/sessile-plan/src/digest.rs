@@ -201,6 +201,7 @@ impl Canon {
                     self.str(group);
                 }
                 PointKind::Complete => self.byte(5),
+                PointKind::Work => self.byte(6),
             }
         }
     }

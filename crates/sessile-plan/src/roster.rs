@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     request::{Domain, RequestId, RequestSpec},
-    trace::{PointKind, Trace},
+    trace::{PointKind, Runner, Trace},
 };
 
 /// A node inside one launch: 0 is its start, `i + 1` its point `i`, and `points + 1` its end.
@@ -19,11 +19,11 @@ pub(crate) struct Entry<'a> {
     /// Index into `Roster::domains`.
     pub(crate) domain: usize,
     pub(crate) runner: usize,
-    /// Where `runner` acquires it.
+    /// Where `runner` first writes it.
     pub(crate) acquire: LocalNode,
     /// The runner that releases it, the owner itself unless the request spans runners.
     pub(crate) release_runner: usize,
-    /// Where `release_runner` releases it.
+    /// Where `release_runner` last reads it.
     pub(crate) release: LocalNode,
 }
 
@@ -68,10 +68,12 @@ impl<'a> Roster<'a> {
         for (r, runner) in trace.runners.iter().enumerate() {
             for (at, point) in runner.points.iter().enumerate() {
                 match point.kind {
-                    PointKind::Acquire(id) => entries[by_id[&id]].acquire = at as LocalNode + 1,
+                    PointKind::Acquire(id) => {
+                        entries[by_id[&id]].acquire = first_write(runner, at) as LocalNode + 1;
+                    }
                     PointKind::Release(id) => {
                         let entry = &mut entries[by_id[&id]];
-                        (entry.release_runner, entry.release) = (r, at as LocalNode + 1);
+                        (entry.release_runner, entry.release) = (r, last_read(runner, at) as LocalNode + 1);
                     }
                     _ => {}
                 }
@@ -95,4 +97,23 @@ impl<'a> Roster<'a> {
     pub(crate) fn of_domain(&self, domain: usize) -> Vec<usize> {
         (0..self.entries.len()).filter(|&index| self.entries[index].domain == domain).collect()
     }
+}
+
+/// The point at which a request acquired at `at` is first written: the next work of its stream. It may be ordered after
+/// more than the acquire is, as a collective after those before it.
+fn first_write(runner: &Runner, at: usize) -> usize {
+    let stream = runner.points[at].stream;
+    let works = |kind: &PointKind| matches!(kind, PointKind::Work | PointKind::Collective(_));
+    let later = runner.points[at..].iter().position(|point| point.stream == stream && works(&point.kind));
+    later.map_or(at, |distance| at + distance)
+}
+
+/// The point at which a request released at `at` was last read: the last work of its stream before, or the wait that
+/// stands for work of another stream.
+fn last_read(runner: &Runner, at: usize) -> usize {
+    let stream = runner.points[at].stream;
+    let works =
+        |kind: &PointKind| matches!(kind, PointKind::Work | PointKind::Collective(_) | PointKind::Wait(_));
+    let earlier = runner.points[..at].iter().rposition(|point| point.stream == stream && works(&point.kind));
+    earlier.unwrap_or(at)
 }

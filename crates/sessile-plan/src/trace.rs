@@ -7,7 +7,9 @@
 //!    stream 1                       wait e0  collective g  release a  record e1
 //! ```
 //!
-//! A runner's `points` are in enqueue order. Two points are ordered if they are on one stream, or if a
+//! A runner's `points` are in enqueue order, and hold all that was enqueued: `work` for operations, `collective` for
+//! collectives. The other points take no time: what was acquired is first written by the next work of its stream, and
+//! what was released was last read by the work before. Two points are ordered if they are on one stream, or if a
 //! `record` precedes one and the matching `wait` precedes the other. Nothing else is assumed, except what
 //! launching graphs always gives (graph-launch order; see the module `order`).
 
@@ -39,6 +41,8 @@ pub enum PointKind {
     Wait(u32),
     /// A collective of the named group. Collectives of one group run in the order they were enqueued.
     Collective(String),
+    /// Operations other than collectives: one or more, with nothing else on their stream between.
+    Work,
     /// The end of stage 1: the next runner may start once this point is reached.
     Complete,
 }

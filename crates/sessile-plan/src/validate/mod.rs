@@ -265,11 +265,11 @@ struct Buffer<'a> {
     id: RequestId,
     spec: &'a RequestSpec,
     runner: usize,
-    /// Index of the acquire point; none means the start of the launch.
+    /// Index of the point that writes it first; none means the start of the launch.
     acquire: Option<usize>,
     /// The runner that releases it.
     releaser: usize,
-    /// Index of the release point; none means the end of the launch.
+    /// Index of the point that reads it last; none means the end of the launch.
     release: Option<usize>,
     view: Option<&'a View>,
 }
@@ -356,14 +356,28 @@ fn buffers<'a>(trace: &'a Trace, plan: &'a Plan, found: &mut Vec<Violation>) -> 
         }
     }
     for (r, runner) in trace.runners.iter().enumerate() {
+        // Of each stream: the last point that did something, and what was acquired and not written since.
+        let mut busy: BTreeMap<u32, usize> = BTreeMap::new();
+        let mut unwritten: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for (at, point) in runner.points.iter().enumerate() {
             match &point.kind {
-                PointKind::Acquire(id) => buffers[index[id]].acquire = Some(at),
+                PointKind::Acquire(id) => {
+                    buffers[index[id]].acquire = Some(at);
+                    unwritten.entry(point.stream).or_default().push(index[id]);
+                }
                 PointKind::Release(id) => {
                     let buffer = &mut buffers[index[id]];
-                    (buffer.releaser, buffer.release) = (r, Some(at));
+                    buffer.releaser = r;
+                    buffer.release = Some(busy.get(&point.stream).copied().unwrap_or(at));
                 }
-                _ => {}
+                PointKind::Work | PointKind::Collective(_) => {
+                    for buffer in unwritten.remove(&point.stream).unwrap_or_default() {
+                        buffers[buffer].acquire = Some(at);
+                    }
+                    busy.insert(point.stream, at);
+                }
+                PointKind::Wait(_) => _ = busy.insert(point.stream, at),
+                PointKind::Record(_) | PointKind::Complete => {}
             }
         }
     }

@@ -23,6 +23,7 @@ enum Op {
     Record,
     Wait(usize),
     Collective(u8),
+    Work,
     Complete,
 }
 
@@ -53,6 +54,7 @@ fn op() -> impl Strategy<Value = (u32, Op)> {
         2 => Just(Op::Record),
         2 => choice().prop_map(Op::Wait),
         2 => (0u8..2).prop_map(Op::Collective),
+        4 => Just(Op::Work),
         1 => Just(Op::Complete),
     ];
     (0u32..3, kind)
@@ -141,6 +143,7 @@ fn build(programs: Vec<Program>, again: &[usize]) -> Trace {
                 }
                 Op::Wait(_) if events == 0 => continue,
                 Op::Wait(index) => PointKind::Wait((index % events as usize) as u32),
+                Op::Work => PointKind::Work,
                 Op::Collective(group) => PointKind::Collective(format!("g{group}")),
                 Op::Complete if completed => continue,
                 Op::Complete => {
