@@ -48,11 +48,12 @@ fn serial_launches_and_separate_bytes_need_none() {
     assert_eq!(plan(&four(), &separate).unwrap().fences, []);
 }
 
-/// Collectives of one group run in order, so a release before the collective is known after the next one.
+/// Collectives of one group run in order, so what one read last is free for what the next one writes first.
 ///
 /// ```text
-///  launch 0  stream 1   release a   collective g
-///  launch 1  stream 1               collective g   acquire b        no fence from a to b
+///  launch 0  stream 1   collective g   release a
+///  launch 1  stream 1   acquire b      collective g                 no fence from a to b
+///  launch 1  stream 1   acquire b      work   collective g          a fence: the work writes first
 /// ```
 #[test]
 fn a_collective_carries_the_order_to_the_next() {
@@ -62,17 +63,17 @@ fn a_collective_carries_the_order_to_the_next() {
     let first = Runner {
         name: "first".into(),
         requests: vec![request(0, 1)],
-        points: vec![complete.clone(), point(1, PointKind::Release(a)), collective()],
+        points: vec![complete.clone(), collective(), point(1, PointKind::Release(a))],
     };
     let mut second = Runner {
         name: "second".into(),
         requests: vec![request(1, 1)],
-        points: vec![complete, collective(), point(1, PointKind::Acquire(b))],
+        points: vec![complete, point(1, PointKind::Acquire(b)), collective()],
     };
     let shared = options(Strategy::Generations(1), 2, StepCut::Barrier);
     let ordered = trace(vec![first.clone(), second.clone()], vec![0, 1]);
     assert_eq!(plan(&ordered, &shared).unwrap().fences, []);
-    second.points.swap(1, 2);
+    second.points.insert(2, point(1, PointKind::Work));
     let unordered = trace(vec![first, second], vec![0, 1]);
     assert_eq!(pairs(&plan(&unordered, &shared).unwrap().fences), [(0, 1)]);
 }
@@ -124,8 +125,8 @@ fn an_opaque_runner_waits_once_at_its_head() {
         Runner { name: "second".into(), requests: vec![request(2, 1), request(3, 1)], points: vec![] };
     let both = trace(vec![first, second], vec![0, 1]);
     let made = plan(&both, &options(Strategy::Generations(1), 2, StepCut::Barrier)).unwrap();
-    // Request 1 is released last, on the stream that releases request 0: its release is enough.
-    assert_eq!(pairs(&made.fences), [(1, 3)]);
+    // One collective reads both last: one fence is enough.
+    assert_eq!(pairs(&made.fences), [(0, 2)]);
     assert_eq!(validate(&both, &made), []);
 }
 
