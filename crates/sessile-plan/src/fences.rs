@@ -28,6 +28,10 @@
 //! by what existed then. Edges of fences added after `f` into nodes walked before `v` were therefore ordered without
 //! `f`, and edges into `v` itself were either known, or come from releases that `u` does not precede, because only the
 //! latest were kept. So the path would have existed when `v` was walked, and `f` would not have been added.
+//!
+//! The nodes are those that write first and read last (see `roster.rs`). A wait node stands before the first write, at
+//! the acquire, so it orders a little more than it is credited with: an event recorded between acquire and first write
+//! carries the fence on. A trace with such events may get a fence that this would have made unnecessary.
 
 use std::collections::BTreeMap;
 

@@ -66,14 +66,15 @@ impl<'a> Roster<'a> {
             });
         }
         for (r, runner) in trace.runners.iter().enumerate() {
+            let (first_write, last_read) = (first_writes(runner), last_reads(runner));
             for (at, point) in runner.points.iter().enumerate() {
                 match point.kind {
                     PointKind::Acquire(id) => {
-                        entries[by_id[&id]].acquire = first_write(runner, at) as LocalNode + 1;
+                        entries[by_id[&id]].acquire = first_write[at] as LocalNode + 1;
                     }
                     PointKind::Release(id) => {
                         let entry = &mut entries[by_id[&id]];
-                        (entry.release_runner, entry.release) = (r, last_read(runner, at) as LocalNode + 1);
+                        (entry.release_runner, entry.release) = (r, last_read[at] as LocalNode + 1);
                     }
                     _ => {}
                 }
@@ -99,21 +100,30 @@ impl<'a> Roster<'a> {
     }
 }
 
-/// The point at which a request acquired at `at` is first written: the next work of its stream. It may be ordered after
-/// more than the acquire is, as a collective after those before it.
-fn first_write(runner: &Runner, at: usize) -> usize {
-    let stream = runner.points[at].stream;
-    let works = |kind: &PointKind| matches!(kind, PointKind::Work | PointKind::Collective(_));
-    let later = runner.points[at..].iter().position(|point| point.stream == stream && works(&point.kind));
-    later.map_or(at, |distance| at + distance)
+/// For each point, the one at which a request acquired there is first written: the next work of its stream. It may be
+/// ordered after more than the acquire is, as a collective after those before it. Without later work, the point itself.
+fn first_writes(runner: &Runner) -> Vec<usize> {
+    let mut next: BTreeMap<u32, usize> = BTreeMap::new();
+    let mut found: Vec<usize> = (0..runner.points.len()).collect();
+    for (at, point) in runner.points.iter().enumerate().rev() {
+        if matches!(point.kind, PointKind::Work | PointKind::Collective(_)) {
+            next.insert(point.stream, at);
+        }
+        found[at] = next.get(&point.stream).copied().unwrap_or(at);
+    }
+    found
 }
 
-/// The point at which a request released at `at` was last read: the last work of its stream before, or the wait that
-/// stands for work of another stream.
-fn last_read(runner: &Runner, at: usize) -> usize {
-    let stream = runner.points[at].stream;
-    let works =
-        |kind: &PointKind| matches!(kind, PointKind::Work | PointKind::Collective(_) | PointKind::Wait(_));
-    let earlier = runner.points[..at].iter().rposition(|point| point.stream == stream && works(&point.kind));
-    earlier.unwrap_or(at)
+/// For each point, the one at which a request released there was last read: the last work of its stream before, or the
+/// wait that stands for work of another stream. Without either, the point itself.
+fn last_reads(runner: &Runner) -> Vec<usize> {
+    let mut last: BTreeMap<u32, usize> = BTreeMap::new();
+    let mut found: Vec<usize> = (0..runner.points.len()).collect();
+    for (at, point) in runner.points.iter().enumerate() {
+        if matches!(point.kind, PointKind::Work | PointKind::Collective(_) | PointKind::Wait(_)) {
+            last.insert(point.stream, at);
+        }
+        found[at] = last.get(&point.stream).copied().unwrap_or(at);
+    }
+    found
 }
