@@ -209,7 +209,8 @@ impl<D: Device> Gtp<D> {
         let padding = shard.padded_elements() - shard.elements();
         if padding > 0 {
             let tail = input.view().slice(shard.elements(), padding)?;
-            self.runtime.enqueue(&compute, Op::new(Kernel::Fill { value: 0.0 }, "zero padding", vec![tail])?)?;
+            self.runtime
+                .enqueue(&compute, Op::new(Kernel::Fill { value: 0.0 }, "zero padding", vec![tail])?)?;
         }
         let rows = input.view().slice(0, shard.elements())?;
         write(&mut self.runtime, &rows)?;

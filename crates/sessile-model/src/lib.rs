@@ -15,7 +15,7 @@ mod train;
 mod trainer;
 
 pub use config::{ConfigError, TrainConfig};
-pub use sessile_gtp::Pass;
 pub use report::{GraphsOutcome, Step, StepResult, TrainOutcome};
+pub use sessile_gtp::Pass;
 pub use train::{Executing, TrainError, TrainEvent, train, world_options};
 pub use trainer::{DENSE, Execution, Trainer};

@@ -36,7 +36,8 @@ impl Step {
     pub fn equal(&self) -> Option<bool> {
         let (eager, graphs) = (self.eager.as_ref()?, self.graphs.as_ref()?);
         Some(
-            eager.loss.to_bits() == graphs.loss.to_bits() && eager.main_grad_digest == graphs.main_grad_digest,
+            eager.loss.to_bits() == graphs.loss.to_bits()
+                && eager.main_grad_digest == graphs.main_grad_digest,
         )
     }
 }

@@ -83,14 +83,20 @@ impl<'a, D: Device> Trainer<'a, D> {
     ///
     /// # Errors
     /// Those of the device.
-    pub fn new(config: &'a TrainConfig, device: D, text: &'a [u8], graphed: bool) -> Result<Self, RuntimeError> {
+    pub fn new(
+        config: &'a TrainConfig,
+        device: D,
+        text: &'a [u8],
+        graphed: bool,
+    ) -> Result<Self, RuntimeError> {
         let rank = device.rank();
         let layout = RankLayout::new(config.ranks, config.gtp).expect("TrainConfig::check was called");
         let everyone: Vec<u32> = (0..config.ranks).collect();
         let world = device.communicator("world", &everyone)?;
         let dense = device.communicator(&format!("dense.{}", layout.group_of(rank)), &layout.group(rank))?;
         let shard_index = rank % config.gtp;
-        let replicas = device.communicator(&format!("replicas.{shard_index}"), &layout.replica_group(rank))?;
+        let replicas =
+            device.communicator(&format!("replicas.{shard_index}"), &layout.replica_group(rank))?;
         let mut runtime = Runtime::new(device.clone(), world)?;
         runtime.add_group(DENSE, dense);
         let mut gtp = Gtp::new(runtime)?;
@@ -101,8 +107,15 @@ impl<'a, D: Device> Trainer<'a, D> {
         };
         let both = [Pass::Forward, Pass::Backward];
         let wgrad = config.wgrad_dtype;
-        let embedding =
-            gtp.add_weight("embedding", VOCAB, config.hidden, DENSE, ChainKind::Eager, wgrad, &[Pass::Forward])?;
+        let embedding = gtp.add_weight(
+            "embedding",
+            VOCAB,
+            config.hidden,
+            DENSE,
+            ChainKind::Eager,
+            wgrad,
+            &[Pass::Forward],
+        )?;
         let mut modules = Vec::new();
         for layer in 0..config.layers {
             for kind in [ModuleKind::Attention, ModuleKind::Mlp] {
@@ -112,8 +125,15 @@ impl<'a, D: Device> Trainer<'a, D> {
                 };
                 let name = format!("layer{layer}.{}", kind_name(kind));
                 let chain = chain_of(kind);
-                let up =
-                    gtp.add_weight(&format!("{name}.up"), up_rows, config.hidden, DENSE, chain, wgrad, &both)?;
+                let up = gtp.add_weight(
+                    &format!("{name}.up"),
+                    up_rows,
+                    config.hidden,
+                    DENSE,
+                    chain,
+                    wgrad,
+                    &both,
+                )?;
                 let down = gtp.add_weight(
                     &format!("{name}.down"),
                     config.hidden,
@@ -170,8 +190,9 @@ impl<'a, D: Device> Trainer<'a, D> {
             .iter()
             .map(|weight| state(&weight.name, weight.shard.shard_elements()))
             .collect::<Result<Vec<_>, _>>()?;
-        let norm_states =
-            (0..norms.len()).map(|at| state(&format!("norm{at}"), config.hidden)).collect::<Result<_, _>>()?;
+        let norm_states = (0..norms.len())
+            .map(|at| state(&format!("norm{at}"), config.hidden))
+            .collect::<Result<_, _>>()?;
         let units = units(config, &modules, graphed);
         let largest = gtp.weights().iter().map(|weight| weight.shard.shard_elements()).max().unwrap_or(0);
         let mut trainer = Trainer {
@@ -447,7 +468,15 @@ impl<'a, D: Device> Trainer<'a, D> {
         let Extents { tokens, hidden, .. } = self.extents;
         let acts = &self.acts[slot as usize];
         let [_, dnormed] = &acts.narrow;
-        linear_backward(&mut self.gtp, self.output, "output", &acts.dlogits, &acts.final_normed, dnormed, tokens)?;
+        linear_backward(
+            &mut self.gtp,
+            self.output,
+            "output",
+            &acts.dlogits,
+            &acts.final_normed,
+            dnormed,
+            tokens,
+        )?;
         run(&mut self.gtp, Kernel::Fill { value: 0.0 }, "zero dresidual", &[&acts.dresidual])?;
         let last = &acts.residual[self.modules.len()];
         let norm = &self.norms[self.modules.len()];
@@ -604,12 +633,12 @@ impl<'a, D: Device> Trainer<'a, D> {
                 state.v.clone(),
                 weight.value.clone(),
             ];
-            device.enqueue(&main, sessile_hal::Op::new(Kernel::AdamW(adamw), weight.name.as_str(), views)?)?;
+            device
+                .enqueue(&main, sessile_hal::Op::new(Kernel::AdamW(adamw), weight.name.as_str(), views)?)?;
         }
         let plain = AdamW { weight_decay: 0.0, ..adamw };
         for (norm, state) in self.norms.iter().zip(&self.norm_states) {
-            let views =
-                vec![norm.main_grad.clone(), state.master.clone(), state.m.clone(), state.v.clone()];
+            let views = vec![norm.main_grad.clone(), state.master.clone(), state.m.clone(), state.v.clone()];
             device.enqueue(&main, sessile_hal::Op::new(Kernel::AdamWF32(plain), "norm", views)?)?;
             let views = vec![state.master.clone(), norm.value.clone()];
             device.enqueue(&main, sessile_hal::Op::new(Kernel::Copy, "norm", views)?)?;

@@ -169,6 +169,12 @@ pub enum RuntimeError {
         /// The request.
         request: String,
     },
+    /// A view of a plan that was given up.
+    #[error("{request} belongs to a plan that was given up: drop its views when releasing the plan")]
+    StaleSlot {
+        /// The request.
+        request: String,
+    },
     /// Ranks discovered different things.
     #[error("{0}")]
     PlanMismatch(Disagreement),

@@ -126,8 +126,18 @@ fn eager_and_replayed_steps_agree_for_all_options() {
                         for cut in 0..CUTS.len() {
                             for microbatches in 0..2 {
                                 for schedule in 0..SCHEDULES.len() {
-                                    let row =
-                                        [gtp, scope, modules, strategy, depth, cut, microbatches, schedule, 0, 0];
+                                    let row = [
+                                        gtp,
+                                        scope,
+                                        modules,
+                                        strategy,
+                                        depth,
+                                        cut,
+                                        microbatches,
+                                        schedule,
+                                        0,
+                                        0,
+                                    ];
                                     compare(&mut references, &row);
                                     count += 1;
                                     if count % 100 == 0 {

@@ -3,10 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use sessile_model::{
-    Execution, TrainConfig,
-    config::GraphScope,
-};
+use sessile_model::{Execution, TrainConfig, config::GraphScope};
 use sessile_plan::{DType, Fence, StepCut, Strategy};
 use sessile_runtime::RuntimeError;
 
@@ -35,7 +32,10 @@ fn each_fence_is_necessary(name: &str, config: &TrainConfig) -> usize {
                 wrong.push(schedule);
             }
         }
-        assert!(!wrong.is_empty(), "{name}: {fence:?} is missing and both adversarial orders compute the same");
+        assert!(
+            !wrong.is_empty(),
+            "{name}: {fence:?} is missing and both adversarial orders compute the same"
+        );
     }
     whole.plan.fences.len()
 }

@@ -68,7 +68,12 @@ impl Program for Backwards {
 
 #[test]
 fn a_skipped_runner_stays_right() {
-    everywhere("skipped", &Backwards(|order| order.into_iter().enumerate().filter(|(at, _)| *at != 1).map(|(_, u)| u).collect()));
+    everywhere(
+        "skipped",
+        &Backwards(|order| {
+            order.into_iter().enumerate().filter(|(at, _)| *at != 1).map(|(_, u)| u).collect()
+        }),
+    );
 }
 
 #[test]

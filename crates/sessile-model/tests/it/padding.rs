@@ -7,8 +7,7 @@ use crate::support::{assert_clean, assert_equal, eager, graphs, tiny};
 #[test]
 fn sizes_that_no_group_divides_train_alike_in_both_executions() {
     for (hidden, heads, ffn, gtp) in [(22, 2, 37, 3), (9, 3, 17, 4), (25, 5, 11, 2)] {
-        let config =
-            TrainConfig { hidden, heads, ffn, gtp, ranks: gtp, steps: 5, ..tiny() };
+        let config = TrainConfig { hidden, heads, ffn, gtp, ranks: gtp, steps: 5, ..tiny() };
         let context = format!("hidden {hidden}, ffn {ffn}, gtp {gtp}");
         let outcome = graphs(&config);
         assert_equal(&context, &eager(&config), &outcome.steps);

@@ -18,7 +18,16 @@ pub(crate) const TEXT: &[u8] = include_bytes!("../../../../docs/DESIGN.md");
 
 /// A model that steps in milliseconds and still has padding, several layers and runners.
 pub(crate) fn tiny() -> TrainConfig {
-    TrainConfig { layers: 2, hidden: 24, ffn: 40, heads: 2, seq: 8, batch: 1, steps: 4, ..TrainConfig::default() }
+    TrainConfig {
+        layers: 2,
+        hidden: 24,
+        ffn: 40,
+        heads: 2,
+        seq: 8,
+        batch: 1,
+        steps: 4,
+        ..TrainConfig::default()
+    }
 }
 
 /// How the host device runs, by name.
@@ -83,7 +92,8 @@ pub(crate) fn graphs_with(
         }
         steps.extend(program(&mut trainer)?);
         let runtime = trainer.gtp().runtime_ref();
-        let (trace, plan) = (runtime.trace().expect("sealed").clone(), runtime.plan().expect("sealed").clone());
+        let (trace, plan) =
+            (runtime.trace().expect("sealed").clone(), runtime.plan().expect("sealed").clone());
         let deviations = runtime.counters().order_deviations;
         let spans = sessile_hal::Device::take_spans(&device);
         Ok((steps, trace, plan, trainer.gtp().ready().to_vec(), deviations, device.take_log(), spans))

@@ -77,6 +77,8 @@ pub struct Runtime<D: Device> {
     phase: Phase<D>,
     scope: Scope,
     counters: Counters,
+    /// Seals so far; tells views of one plan from those of the next.
+    seals: u64,
     omitted: BTreeSet<Fence>,
     /// Discovery and capture passes begun so far.
     passes: u64,
@@ -99,6 +101,7 @@ impl<D: Device> Runtime<D> {
             phase: Phase::Open,
             scope: Scope::Idle,
             counters: Counters::default(),
+            seals: 0,
             omitted: BTreeSet::new(),
             passes: 0,
         })

@@ -47,6 +47,8 @@ pub struct Slot<D: Device> {
     request: Option<RequestId>,
     /// Size and domain of the eager buffer; `None` for a planned view.
     eager: Option<(u64, Domain)>,
+    /// The seal that a planned view comes from.
+    seal: u64,
 }
 
 impl<D: Device> Slot<D> {
@@ -57,7 +59,8 @@ impl<D: Device> Slot<D> {
 
     /// Another handle of a planned view; `None` for an eager buffer, which has one owner.
     pub fn share(&self) -> Option<Self> {
-        self.eager.is_none().then(|| Slot { view: self.view.clone(), request: self.request, eager: None })
+        let share = || Slot { view: self.view.clone(), request: self.request, eager: None, seal: self.seal };
+        self.eager.is_none().then(share)
     }
 
     /// The request, if a runner made it.
@@ -126,7 +129,7 @@ impl<D: Device> Runtime<D> {
             }
             _ => None,
         };
-        Ok(Slot { view, request, eager: Some((bytes, domain)) })
+        Ok(Slot { view, request, eager: Some((bytes, domain)), seal: 0 })
     }
 
     fn planned(&mut self, stream: &D::Stream, spec: &RequestSpec) -> Result<Slot<D>, RuntimeError> {
@@ -151,8 +154,8 @@ impl<D: Device> Runtime<D> {
             return Err(RuntimeError::RequestMismatch {
                 runner: capturing.runner.clone(),
                 index,
-                expected: expected.spec.to_string(),
-                found: spec.to_string(),
+                expected: in_full(&expected.spec, spec),
+                found: in_full(spec, &expected.spec),
             });
         }
         for fence in sealed.plan.fences.iter().filter(|fence| fence.acquire == expected.id) {
@@ -162,7 +165,12 @@ impl<D: Device> Runtime<D> {
         }
         capturing.consumed += 1;
         capturing.pass.point(stream.id(), PointKind::Acquire(expected.id));
-        Ok(Slot { view: sealed.view(expected.id)?, request: Some(expected.id), eager: None })
+        Ok(Slot {
+            view: sealed.view(expected.id)?,
+            request: Some(expected.id),
+            eager: None,
+            seal: self.seals,
+        })
     }
 
     /// Gives a buffer back. Its last reader was enqueued on `stream`, or on a stream that `stream` waited for.
@@ -171,10 +179,15 @@ impl<D: Device> Runtime<D> {
     /// that is given back in a capture leaves the pool for good: the graph may use it at every launch.
     ///
     /// # Errors
+    /// [`RuntimeError::StaleSlot`] for a view of a plan that was given up;
     /// [`RuntimeError::ReleasedOutsideRunner`] for a runner's request released outside any runner before the seal
     /// (the buffer is given back all the same); else those of the device.
     pub fn release(&mut self, stream: &D::Stream, slot: Slot<D>) -> Result<(), RuntimeError> {
         let mut outcome = Ok(());
+        let current = self.sealed().is_some() && slot.seal == self.seals;
+        if let (Some(id), None, false) = (slot.request, &slot.eager, current) {
+            return Err(RuntimeError::StaleSlot { request: id.to_string() });
+        }
         if let Some(id) = slot.request {
             match &mut self.scope {
                 Scope::Discover { pass, .. } => pass.point(stream.id(), PointKind::Release(id)),
@@ -383,6 +396,12 @@ impl<D: Device> Runtime<D> {
         }
         self.scope = Scope::Idle;
     }
+}
+
+/// A spec as people read it, or every field of it where that would not tell it from the other.
+fn in_full(spec: &RequestSpec, other: &RequestSpec) -> String {
+    let text = spec.to_string();
+    if text == other.to_string() { format!("{spec:?}") } else { text }
 }
 
 /// Something that holds a runtime, so that [`discover`] and [`capture`] can run its code inside a scope.

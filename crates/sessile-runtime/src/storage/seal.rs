@@ -35,6 +35,7 @@ impl<D: Device> Runtime<D> {
 
         let sealed = self.build(trace, plan, arenas);
         let sealed = agree::share(&self.world, sealed)?;
+        self.seals += 1;
         self.phase = Phase::Sealed(Box::new(sealed));
         Ok(self.plan().expect("sealed just now"))
     }

@@ -249,3 +249,14 @@ fn a_runner_without_requests_needs_no_bytes_and_replays() {
     assert!(counters.iter().all(|counters| counters.replays == 3 && counters.order_deviations == 0));
     assert_eq!([world.live_bytes(0), world.live_bytes(1)], [0, 0]);
 }
+
+/// Specs that read alike are told apart by all their fields.
+#[test]
+fn a_difference_that_the_short_text_does_not_show_is_shown_in_full() {
+    let asked = spec("w", DType::F32, 64);
+    let other = RequestSpec { unsharded_shape: vec![63], ..asked.clone() };
+    let text = refused(&[asked], &[other]);
+    for shape in ["unsharded_shape: [64]", "unsharded_shape: [63]"] {
+        assert!(text.contains(shape), "{text}");
+    }
+}

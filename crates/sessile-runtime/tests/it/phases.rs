@@ -420,3 +420,28 @@ fn a_stray_allocation_in_a_capture_is_refused() {
         capture(&mut lab, "layer", ask)
     });
 }
+
+/// A view of a plan that was given up names a request that the next plan may use for something else.
+#[test]
+fn a_view_kept_past_its_plan_is_refused_by_the_next_one() {
+    alone(|device| {
+        let mut lab = captured(device)?;
+        lab.runtime.release_plan()?;
+        let mut kept = None;
+        discover(&mut lab, "layer", ask)?;
+        seal(&mut lab)?;
+        let failed = capture(&mut lab, "layer", |lab: &mut Lab| {
+            let stream = lab.runtime.compute().clone();
+            kept = Some(lab.runtime.request(&stream, spec("w0", DType::F32, 256))?);
+            Ok::<(), RuntimeError>(())
+        });
+        assert!(matches!(failed, Err(RuntimeError::Unconsumed { .. })), "{failed:?}");
+        lab.runtime.release_plan()?;
+        discover(&mut lab, "layer", ask)?;
+        seal(&mut lab)?;
+        let main = lab.runtime.main().clone();
+        let refused = lab.runtime.release(&main, kept.expect("requested above"));
+        assert!(matches!(refused, Err(RuntimeError::StaleSlot { .. })), "{refused:?}");
+        capture(&mut lab, "layer", ask)
+    });
+}
