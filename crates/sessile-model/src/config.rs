@@ -50,7 +50,7 @@ pub enum Overlap {
 
 /// Which legal order the host device runs when a schedule seed is given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "kebab-case")]
 pub enum ScheduleOrder {
     /// Any, drawn from the seed.
     #[default]

@@ -1,6 +1,12 @@
 //! Eager and captured training agree to the bit, at the first and the fiftieth replay.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use sessile_model::{
     StepResult, TrainConfig,
@@ -59,31 +65,51 @@ fn config(row: &[usize]) -> TrainConfig {
 
 /// Eager steps do not depend on how graphs are made, so they are run once.
 #[derive(Default)]
-struct References(BTreeMap<(u32, u32, u32, bool), Vec<StepResult>>);
+struct References(Mutex<BTreeMap<(u32, u32, u32, bool), Vec<StepResult>>>);
 
 impl References {
-    fn get(&mut self, config: &TrainConfig) -> &[StepResult] {
+    fn get(&self, config: &TrainConfig) -> Vec<StepResult> {
         let key = (
             config.gtp,
             config.microbatches,
             config.microbatches_in_flight,
             config.wgrad_dtype == DType::F32,
         );
-        self.0.entry(key).or_insert_with(|| eager(config))
+        let mut known = self.0.lock().expect("no reference panicked");
+        known.entry(key).or_insert_with(|| eager(config)).clone()
     }
 }
 
-fn compare(references: &mut References, row: &[usize]) {
+fn compare(references: &References, row: &[usize]) {
     let config = config(row);
     let context = format!("row {row:?}: {config:?}");
     let outcome = graphs(&config);
-    assert_equal(&context, references.get(&config), &outcome.steps);
+    assert_equal(&context, &references.get(&config), &outcome.steps);
     assert_clean(&context, &outcome.report);
     let violations = sessile_plan::validate(&outcome.trace, &outcome.plan);
     assert!(violations.is_empty(), "{context}: {}", violations[0]);
     assert_eq!(outcome.deviations, 0, "{context}");
     let uses = u64::from(config.steps) * u64::from(config.microbatches);
     assert!(outcome.ready.iter().all(|&ready| ready == uses), "{context}: grad-ready {:?}", outcome.ready);
+}
+
+/// Compares all rows, two at a time, and says how far it is.
+fn compare_all(rows: &[Vec<usize>]) {
+    let (references, next) = (References::default(), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(row) = rows.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    compare(&references, row);
+                    let done = next.load(Ordering::Relaxed);
+                    if done.is_multiple_of(200) {
+                        println!("{done} of {} configurations", rows.len());
+                    }
+                }
+            });
+        }
+    });
+    println!("{} configurations agree, {STEPS} steps each over all micro-batches", rows.len());
 }
 
 #[test]
@@ -100,12 +126,7 @@ fn eager_and_replayed_steps_agree_for_every_pair_of_options() {
         OVERLAPS.len(),
         DTYPES.len(),
     ];
-    let rows = pairwise(&sizes, |_| true);
-    let mut references = References::default();
-    for row in &rows {
-        compare(&mut references, row);
-    }
-    println!("{} configurations, {STEPS} steps each over all micro-batches", rows.len());
+    compare_all(&pairwise(&sizes, |_| true));
 }
 
 /// Every combination. Runs for long, so it only runs when `SESSILE_FULL` is set; `cargo xtask test --full` sets it.
@@ -115,41 +136,22 @@ fn eager_and_replayed_steps_agree_for_all_options() {
         println!("skipped: SESSILE_FULL is not set");
         return;
     }
-    let mut references = References::default();
-    let mut count = 0;
-    // Overlap off and f32 gradients are covered pairwise; the rest in full.
-    for gtp in 0..GTP.len() {
-        for scope in 0..SCOPES.len() {
-            for modules in 0..MODULES.len() {
-                for strategy in 0..STRATEGIES.len() {
-                    for depth in 0..DEPTHS.len() {
-                        for cut in 0..CUTS.len() {
-                            for microbatches in 0..2 {
-                                for schedule in 0..SCHEDULES.len() {
-                                    let row = [
-                                        gtp,
-                                        scope,
-                                        modules,
-                                        strategy,
-                                        depth,
-                                        cut,
-                                        microbatches,
-                                        schedule,
-                                        0,
-                                        0,
-                                    ];
-                                    compare(&mut references, &row);
-                                    count += 1;
-                                    if count % 100 == 0 {
-                                        println!("{count} configurations agree");
-                                    }
-                                }
-                            }
-                        }
-                    }
-                }
-            }
-        }
+    // One micro-batch in flight, overlap on, bf16 gradients: the others are covered pairwise.
+    let sizes = [
+        GTP.len(),
+        SCOPES.len(),
+        MODULES.len(),
+        STRATEGIES.len(),
+        DEPTHS.len(),
+        CUTS.len(),
+        2,
+        SCHEDULES.len(),
+        1,
+        1,
+    ];
+    let mut rows = vec![vec![]];
+    for size in sizes {
+        rows = rows.iter().flat_map(|row| (0..size).map(move |at| [&row[..], &[at]].concat())).collect();
     }
-    println!("{count} configurations agree");
+    compare_all(&rows);
 }
