@@ -11,6 +11,13 @@ use crate::{
     chain::{Chain, Gathered, Reducing},
 };
 
+/// A view that a runner finds filled by the runner before it.
+#[derive(Clone)]
+struct Import<D: Device> {
+    weight: WeightId,
+    view: View<D::Memory>,
+}
+
 /// Sharded weights of one rank, over its storage runtime.
 pub struct Gtp<D: Device> {
     runtime: Runtime<D>,
@@ -22,8 +29,8 @@ pub struct Gtp<D: Device> {
     /// Whether the gather and reduce streams were used since the current runner began.
     gather_used: bool,
     reduce_used: bool,
-    /// Views that a runner finds filled by the runner before it, by runner.
-    imports: BTreeMap<String, Vec<(WeightId, View<D::Memory>)>>,
+    /// By the runner that finds them.
+    imports: BTreeMap<String, Vec<Import<D>>>,
     /// How often each weight became ready in a capture, by runner; replayed with it.
     captured_ready: BTreeMap<String, Vec<WeightId>>,
     ready: Vec<u64>,
@@ -156,7 +163,7 @@ impl<D: Device> Gtp<D> {
         if self.runtime.is_capturing() {
             let runner = self.runtime.runner().map(str::to_owned);
             if let (Some(runner), true) = (&runner, current.runner != runner) {
-                let import = (weight, current.slot.view().clone());
+                let import = Import { weight, view: current.slot.view().clone() };
                 self.imports.entry(runner.clone()).or_default().push(import);
             }
         }
@@ -346,7 +353,7 @@ impl<D: Device> Gtp<D> {
         if !self.runtime.in_order(runner)? {
             self.runtime.join()?;
             let main = self.runtime.main().clone();
-            for (weight, view) in self.imports.get(runner).cloned().unwrap_or_default() {
+            for Import { weight, view } in self.imports.get(runner).cloned().unwrap_or_default() {
                 let (group, value) = {
                     let weight = &self.weights[weight.0];
                     (weight.group.clone(), weight.value.clone())

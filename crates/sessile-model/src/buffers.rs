@@ -3,6 +3,11 @@
 use sessile_hal::{Device, DeviceError, View};
 use sessile_plan::{DType, Domain};
 
+use crate::{
+    config::{ModuleKind, VOCAB},
+    module::{Extents, Module},
+};
+
 /// Allocates one buffer that lives as long as the model.
 ///
 /// # Errors
@@ -49,4 +54,84 @@ pub(crate) struct Activations<D: Device> {
     /// Scratch of a module: bf16 `[tokens, hidden]` twice, `[tokens, wide]` twice.
     pub(crate) narrow: [View<D::Memory>; 2],
     pub(crate) wide: [View<D::Memory>; 2],
+}
+
+/// Allocates what one micro-batch in flight owns.
+///
+/// # Errors
+/// Those of the device.
+pub(crate) fn activations<D: Device>(
+    device: &D,
+    extents: Extents,
+    modules: &[Module],
+    slot: u32,
+) -> Result<Activations<D>, DeviceError> {
+    let Extents { tokens, hidden, ffn, attention } = extents;
+    let new = |label: &str, elements, dtype| buffer(device, &format!("{label} slot{slot}"), elements, dtype);
+    let residual = (0..=modules.len())
+        .map(|at| new(&format!("residual{at}"), tokens * hidden, DType::F32))
+        .collect::<Result<Vec<_>, _>>()?;
+    let saved = modules
+        .iter()
+        .map(|module| {
+            let name = module.name();
+            let (wide, inner, lse) = match module.kind {
+                ModuleKind::Attention => {
+                    let lse = attention.batch * attention.heads * attention.seq;
+                    (3 * hidden, hidden, Some(new(&format!("{name} lse"), lse, DType::F32)?))
+                }
+                ModuleKind::Mlp => (ffn, ffn, None),
+            };
+            Ok(Saved {
+                normed: new(&format!("{name} normed"), tokens * hidden, DType::Bf16)?,
+                rstd: new(&format!("{name} rstd"), tokens, DType::F32)?,
+                wide: new(&format!("{name} wide"), tokens * wide, DType::Bf16)?,
+                inner: new(&format!("{name} inner"), tokens * inner, DType::Bf16)?,
+                lse,
+            })
+        })
+        .collect::<Result<Vec<_>, DeviceError>>()?;
+    let wide = tokens * ffn.max(3 * hidden);
+    Ok(Activations {
+        residual,
+        saved,
+        final_normed: new("final normed", tokens * hidden, DType::Bf16)?,
+        final_rstd: new("final rstd", tokens, DType::F32)?,
+        dlogits: new("dlogits", tokens * VOCAB, DType::Bf16)?,
+        logits: new("logits", tokens * VOCAB, DType::F32)?,
+        dresidual: new("dresidual", tokens * hidden, DType::F32)?,
+        narrow: [
+            new("narrow 0", tokens * hidden, DType::Bf16)?,
+            new("narrow 1", tokens * hidden, DType::Bf16)?,
+        ],
+        wide: [new("wide 0", wide, DType::Bf16)?, new("wide 1", wide, DType::Bf16)?],
+    })
+}
+
+/// Writes floats into a buffer. Blocks the host.
+///
+/// # Errors
+/// Those of the device.
+pub(crate) fn write_f32<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    view: &View<D::Memory>,
+    values: &[f32],
+) -> Result<(), DeviceError> {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    device.write(stream, view, &bytes)
+}
+
+/// Writes integers into a buffer. Blocks the host.
+///
+/// # Errors
+/// Those of the device.
+pub(crate) fn write_u32<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    view: &View<D::Memory>,
+    values: &[u32],
+) -> Result<(), DeviceError> {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    device.write(stream, view, &bytes)
 }

@@ -9,10 +9,12 @@ mod buffers;
 pub mod config;
 mod data;
 mod module;
+mod optimizer;
 pub mod report;
 mod schedule;
 mod train;
 mod trainer;
+mod unit;
 
 pub use config::{ConfigError, TrainConfig};
 pub use report::{GraphsOutcome, Step, StepResult, TrainOutcome};

@@ -2,7 +2,7 @@
 
 use sessile_hal::{Device, Span};
 use sessile_host::{HostDevice, Order, RankFailure, World, WorldOptions};
-use sessile_plan::{Plan, Trace};
+use sessile_plan::{Plan, PlanError, Trace};
 use sessile_runtime::{
     RuntimeError,
     log::{Log, LogLevel, RankLog, Recorded},
@@ -61,9 +61,21 @@ pub enum TrainError {
         /// Tokens of a sequence.
         seq: u64,
     },
+    /// The strategy cannot lay out what was discovered.
+    #[error(transparent)]
+    Plan(PlanError),
     /// A rank failed.
     #[error(transparent)]
-    Rank(#[from] RankFailure<RuntimeError>),
+    Rank(Box<RankFailure<RuntimeError>>),
+}
+
+impl From<RankFailure<RuntimeError>> for TrainError {
+    fn from(failure: RankFailure<RuntimeError>) -> Self {
+        match failure {
+            RankFailure::Failed { error: RuntimeError::Plan(error), .. } => TrainError::Plan(error),
+            failure => TrainError::Rank(Box::new(failure)),
+        }
+    }
 }
 
 struct RankOutcome {
@@ -82,7 +94,8 @@ struct RankGraphs {
 /// Trains as configured, every mode that is asked for from the same seed.
 ///
 /// # Errors
-/// [`TrainError::Config`] and [`TrainError::TextTooShort`] before anything runs; [`TrainError::Rank`] names the rank
+/// [`TrainError::Config`] and [`TrainError::TextTooShort`] before anything runs; [`TrainError::Plan`] if the strategy
+/// cannot hold the requests; [`TrainError::Rank`] names the rank
 /// that failed first in order of rank.
 pub fn train(
     config: &TrainConfig,

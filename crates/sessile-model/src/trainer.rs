@@ -1,18 +1,20 @@
 //! One rank of a training run: parameters, a step, and the switch from eager to graphs.
 
 use sessile_gtp::{ChainKind, Gtp, Pass, RankLayout, WeightId};
-use sessile_hal::{AdamW, Attention, Collective, Comm, Device, Kernel, View};
+use sessile_hal::{Attention, Comm, Device, Kernel, View};
 use sessile_plan::{DType, LaunchOrder, PlanOptions};
 use sessile_runtime::{HasRuntime, Runtime, RuntimeError};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    buffers::{Activations, Saved, buffer},
-    config::{GraphScope, ModuleKind, Overlap, TrainConfig, VOCAB},
-    data::{Sampler, normal},
+    buffers::{Activations, activations, buffer, write_u32},
+    config::{ModuleKind, Overlap, TrainConfig, VOCAB},
+    data::Sampler,
     module::{Extents, Module, NORM_EPS, Norm, kind_name, linear_backward, run},
+    optimizer::Optimizer,
     report::StepResult,
     schedule::{Turn, one_f_one_b},
+    unit::{Unit, units},
 };
 
 /// How runners execute.
@@ -26,20 +28,6 @@ pub enum Execution {
     Replay,
 }
 
-/// What one runner covers: consecutive modules.
-struct Unit {
-    modules: Vec<usize>,
-    graphed: bool,
-    name: String,
-}
-
-/// Optimizer state of one parameter.
-struct State<D: Device> {
-    master: View<D::Memory>,
-    m: View<D::Memory>,
-    v: View<D::Memory>,
-}
-
 /// One rank of a run.
 pub struct Trainer<'a, D: Device> {
     config: &'a TrainConfig,
@@ -51,14 +39,11 @@ pub struct Trainer<'a, D: Device> {
     modules: Vec<Module>,
     units: Vec<Unit>,
     norms: Vec<Norm<D>>,
-    weight_states: Vec<State<D>>,
-    norm_states: Vec<State<D>>,
+    optimizer: Optimizer<D>,
     acts: Vec<Activations<D>>,
     tokens: Vec<View<D::Memory>>,
     targets: Vec<View<D::Memory>>,
     losses: View<D::Memory>,
-    /// As large as the largest gradient: an all-reduce does not work in place.
-    all_reduced: View<D::Memory>,
     sampler: Sampler<'a>,
     step: u32,
 }
@@ -172,30 +157,16 @@ impl<'a, D: Device> Trainer<'a, D> {
             .collect::<Result<Vec<_>, RuntimeError>>()?;
         let acts = (0..config.microbatches_in_flight)
             .map(|slot| activations(&device, extents, &modules, slot))
-            .collect::<Result<Vec<_>, RuntimeError>>()?;
+            .collect::<Result<Vec<_>, _>>()?;
         let per_microbatch = |what: &str| {
             (0..config.microbatches)
                 .map(|mb| Ok(new(format!("{what} {mb}"), tokens, DType::U32)?))
                 .collect::<Result<Vec<_>, RuntimeError>>()
         };
-        let state = |label: &str, elements| {
-            Ok::<_, RuntimeError>(State {
-                master: new(format!("{label} master"), elements, DType::F32)?,
-                m: new(format!("{label} m"), elements, DType::F32)?,
-                v: new(format!("{label} v"), elements, DType::F32)?,
-            })
-        };
-        let weight_states = gtp
-            .weights()
-            .iter()
-            .map(|weight| state(&weight.name, weight.shard.shard_elements()))
-            .collect::<Result<Vec<_>, _>>()?;
-        let norm_states = (0..norms.len())
-            .map(|at| state(&format!("norm{at}"), config.hidden))
-            .collect::<Result<_, _>>()?;
+        let optimizer = Optimizer::new(&gtp, norms.len(), config.hidden)?;
+        optimizer.initialize(config, &gtp, &norms, shard_index.into())?;
         let units = units(config, &modules, graphed);
-        let largest = gtp.weights().iter().map(|weight| weight.shard.shard_elements()).max().unwrap_or(0);
-        let mut trainer = Trainer {
+        Ok(Trainer {
             config,
             replicas,
             extents,
@@ -203,55 +174,16 @@ impl<'a, D: Device> Trainer<'a, D> {
             output,
             units,
             norms,
-            weight_states,
-            norm_states,
+            optimizer,
             acts,
             tokens: per_microbatch("tokens")?,
             targets: per_microbatch("targets")?,
             losses: new("losses".into(), config.microbatches.into(), DType::F32)?,
-            all_reduced: new("all-reduced gradient".into(), largest.max(config.hidden), DType::F32)?,
             sampler: Sampler::new(text, config.seed, rank.into()),
             modules,
             gtp,
             step: 0,
-        };
-        trainer.initialize(shard_index.into())?;
-        Ok(trainer)
-    }
-
-    fn initialize(&mut self, part: u64) -> Result<(), RuntimeError> {
-        let device = self.gtp.runtime_ref().device().clone();
-        let main = self.gtp.runtime_ref().main().clone();
-        let residual_scale = 1.0 / ((2 * self.config.layers) as f32).sqrt();
-        for (at, weight) in self.gtp.weights().iter().enumerate() {
-            let shard = weight.shard;
-            let cols = usize::try_from(shard.cols).unwrap_or(usize::MAX);
-            let all = normal(self.config.seed, &weight.name, usize::try_from(shard.elements()).unwrap_or(0));
-            let scale = if weight.name.ends_with("down") { 0.05 * residual_scale } else { 0.05 };
-            let real = shard.real_rows(part);
-            let (first, last) = (real.start as usize * cols, real.end as usize * cols);
-            let mut values: Vec<f32> = all[first..last].iter().map(|value| value * scale).collect();
-            values.resize(usize::try_from(shard.shard_elements()).unwrap_or(0), 0.0);
-            let state = &self.weight_states[at];
-            write_f32(&device, &main, &state.master, &values)?;
-            let zeros = vec![0.0; values.len()];
-            write_f32(&device, &main, &state.m, &zeros)?;
-            write_f32(&device, &main, &state.v, &zeros)?;
-            let op = sessile_hal::Op::new(
-                Kernel::Cast,
-                format!("{} from master", weight.name),
-                vec![state.master.clone(), weight.value.clone()],
-            )?;
-            device.enqueue(&main, op)?;
-        }
-        for (norm, state) in self.norms.iter().zip(&self.norm_states) {
-            let hidden = usize::try_from(self.config.hidden).unwrap_or(0);
-            write_f32(&device, &main, &norm.value, &vec![1.0; hidden])?;
-            write_f32(&device, &main, &state.master, &vec![1.0; hidden])?;
-            write_f32(&device, &main, &state.m, &vec![0.0; hidden])?;
-            write_f32(&device, &main, &state.v, &vec![0.0; hidden])?;
-        }
-        Ok(())
+        })
     }
 
     /// The sharded weights.
@@ -544,7 +476,7 @@ impl<'a, D: Device> Trainer<'a, D> {
     pub fn finish_step(&mut self) -> Result<StepResult, RuntimeError> {
         self.gtp.runtime().join()?;
         let result = self.read_result()?;
-        self.optimize()?;
+        self.optimizer.step(self.config, &self.gtp, &self.replicas, &self.norms, self.step)?;
         Ok(result)
     }
 
@@ -593,144 +525,4 @@ impl<'a, D: Device> Trainer<'a, D> {
             main_grad_digest: digest.iter().map(|byte| format!("{byte:02x}")).collect(),
         })
     }
-
-    fn optimize(&mut self) -> Result<(), RuntimeError> {
-        let main = self.gtp.runtime_ref().main().clone();
-        let device = self.gtp.runtime_ref().device().clone();
-        let all_reduced = self.all_reduced.clone();
-        let average = |comm: &D::Comm, grad: &View<D::Memory>| -> Result<(), RuntimeError> {
-            if comm.size() > 1 {
-                let scratch = all_reduced.slice(0, grad.elements())?;
-                device.collective(&main, comm, Collective::AllReduce, grad, &scratch)?;
-                let factor = 1.0 / comm.size() as f32;
-                let scale = Kernel::Scale { factor };
-                device.enqueue(&main, sessile_hal::Op::new(scale, "mean", vec![scratch.clone()])?)?;
-                let copy = sessile_hal::Op::new(Kernel::Copy, "mean", vec![scratch, grad.clone()])?;
-                device.enqueue(&main, copy)?;
-            }
-            Ok(())
-        };
-        for weight in self.gtp.weights() {
-            average(&self.replicas, &weight.main_grad)?;
-        }
-        let world = self.gtp.runtime_ref().world();
-        for norm in &self.norms {
-            average(world, &norm.main_grad)?;
-        }
-        let adamw = AdamW {
-            lr: self.config.learning_rate_micro as f32 * 1e-6,
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            weight_decay: 0.01,
-            step: self.step,
-        };
-        for (weight, state) in self.gtp.weights().iter().zip(&self.weight_states) {
-            let views = vec![
-                weight.main_grad.clone(),
-                state.master.clone(),
-                state.m.clone(),
-                state.v.clone(),
-                weight.value.clone(),
-            ];
-            device
-                .enqueue(&main, sessile_hal::Op::new(Kernel::AdamW(adamw), weight.name.as_str(), views)?)?;
-        }
-        let plain = AdamW { weight_decay: 0.0, ..adamw };
-        for (norm, state) in self.norms.iter().zip(&self.norm_states) {
-            let views = vec![norm.main_grad.clone(), state.master.clone(), state.m.clone(), state.v.clone()];
-            device.enqueue(&main, sessile_hal::Op::new(Kernel::AdamWF32(plain), "norm", views)?)?;
-            let views = vec![state.master.clone(), norm.value.clone()];
-            device.enqueue(&main, sessile_hal::Op::new(Kernel::Copy, "norm", views)?)?;
-        }
-        Ok(())
-    }
-}
-
-fn units(config: &TrainConfig, modules: &[Module], graphed: bool) -> Vec<Unit> {
-    let mut units: Vec<Unit> = Vec::new();
-    let mut last_layer = None;
-    for module in modules {
-        let is_graphed = graphed && config.graph_modules.contains(&module.kind);
-        let joins = config.graph_scope == GraphScope::Layer
-            && last_layer == Some(module.layer)
-            && units.last().is_some_and(|unit| unit.graphed && is_graphed);
-        match units.last_mut() {
-            Some(unit) if joins => {
-                unit.modules.push(module.index);
-                unit.name = format!("layer{}", module.layer);
-            }
-            _ => units.push(Unit { modules: vec![module.index], graphed: is_graphed, name: module.name() }),
-        }
-        last_layer = Some(module.layer);
-    }
-    units
-}
-
-fn activations<D: Device>(
-    device: &D,
-    extents: Extents,
-    modules: &[Module],
-    slot: u32,
-) -> Result<Activations<D>, RuntimeError> {
-    let Extents { tokens, hidden, ffn, attention } = extents;
-    let new = |label: &str, elements, dtype| buffer(device, &format!("{label} slot{slot}"), elements, dtype);
-    let residual = (0..=modules.len())
-        .map(|at| new(&format!("residual{at}"), tokens * hidden, DType::F32))
-        .collect::<Result<Vec<_>, _>>()?;
-    let saved = modules
-        .iter()
-        .map(|module| {
-            let name = module.name();
-            let (wide, inner, lse) = match module.kind {
-                ModuleKind::Attention => {
-                    let lse = attention.batch * attention.heads * attention.seq;
-                    (3 * hidden, hidden, Some(new(&format!("{name} lse"), lse, DType::F32)?))
-                }
-                ModuleKind::Mlp => (ffn, ffn, None),
-            };
-            Ok(Saved {
-                normed: new(&format!("{name} normed"), tokens * hidden, DType::Bf16)?,
-                rstd: new(&format!("{name} rstd"), tokens, DType::F32)?,
-                wide: new(&format!("{name} wide"), tokens * wide, DType::Bf16)?,
-                inner: new(&format!("{name} inner"), tokens * inner, DType::Bf16)?,
-                lse,
-            })
-        })
-        .collect::<Result<Vec<_>, RuntimeError>>()?;
-    let wide = tokens * ffn.max(3 * hidden);
-    Ok(Activations {
-        residual,
-        saved,
-        final_normed: new("final normed", tokens * hidden, DType::Bf16)?,
-        final_rstd: new("final rstd", tokens, DType::F32)?,
-        dlogits: new("dlogits", tokens * VOCAB, DType::Bf16)?,
-        logits: new("logits", tokens * VOCAB, DType::F32)?,
-        dresidual: new("dresidual", tokens * hidden, DType::F32)?,
-        narrow: [
-            new("narrow 0", tokens * hidden, DType::Bf16)?,
-            new("narrow 1", tokens * hidden, DType::Bf16)?,
-        ],
-        wide: [new("wide 0", wide, DType::Bf16)?, new("wide 1", wide, DType::Bf16)?],
-    })
-}
-
-fn write_f32<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    view: &View<D::Memory>,
-    values: &[f32],
-) -> Result<(), RuntimeError> {
-    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    Ok(device.write(stream, view, &bytes)?)
-}
-
-fn write_u32<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    view: &View<D::Memory>,
-    values: &[u32],
-) -> Result<(), RuntimeError> {
-    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    Ok(device.write(stream, view, &bytes)?)
 }

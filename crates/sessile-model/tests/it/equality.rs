@@ -65,7 +65,10 @@ fn config(row: &[usize]) -> TrainConfig {
 
 /// Eager steps do not depend on how graphs are made, so they are run once.
 #[derive(Default)]
-struct References(Mutex<BTreeMap<(u32, u32, u32, bool), Vec<StepResult>>>);
+struct References(Mutex<BTreeMap<Key, Vec<StepResult>>>);
+
+/// What eager steps depend on: group size, micro-batches, those in flight, gradients in f32.
+type Key = (u32, u32, u32, bool);
 
 impl References {
     fn get(&self, config: &TrainConfig) -> Vec<StepResult> {

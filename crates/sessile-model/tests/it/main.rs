@@ -1,5 +1,5 @@
 //! Training runs: eager and captured execution compared to the bit, fences taken away, orders changed.
-#![allow(missing_docs, reason = "tests")]
+#![allow(missing_docs, clippy::print_stdout, reason = "tests")]
 
 mod cover;
 mod equality;

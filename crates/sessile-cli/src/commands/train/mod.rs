@@ -4,11 +4,9 @@ mod examine;
 mod print;
 mod size;
 
-use sessile_host::RankFailure;
 use sessile_model::{Executing, TrainConfig, TrainError, TrainEvent, TrainOutcome, config::Mode, train};
 use sessile_plan::write_trace;
 use sessile_runtime::{
-    RuntimeError,
     log::write_log,
     timeline::{Ticks, write_timeline},
 };
@@ -53,9 +51,7 @@ fn failure(error: TrainError) -> Failure {
     match error {
         TrainError::Config(_) | TrainError::TextTooShort { .. } => Failure::Input(error.to_string()),
         // The strategy that was asked for cannot hold these requests.
-        TrainError::Rank(RankFailure::Failed { error: RuntimeError::Plan(why), .. }) => {
-            Failure::Input(format!("--strategy: {why}"))
-        }
+        TrainError::Plan(why) => Failure::Input(format!("--strategy: {why}")),
         _ => Failure::Run(error.to_string()),
     }
 }
