@@ -5,6 +5,9 @@ use std::fmt;
 use crate::DeviceError;
 
 /// A collective operation. `G` is the size of the group; sums are in the buffers' dtype.
+///
+/// `send` and `recv` may not overlap, except in the in-place forms that NCCL has: the same view for an all-reduce, the
+/// rank's own block for an all-gather or a reduce-scatter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Collective {
     /// `send` n elements, `recv` G·n: block r of `recv` is rank r's `send`.
@@ -12,7 +15,7 @@ pub enum Collective {
     /// `send` G·n elements, `recv` n: the sum of all ranks' block `rank`, in ring order, rounded to the dtype at
     /// each hop.
     ReduceScatter,
-    /// `send` n elements, `recv` n: the sum over ranks, in rank order from 0.
+    /// `send` n elements, `recv` n: the sum over ranks, in rank order from 0, in FP32, rounded once.
     AllReduce,
     /// `send` G·n elements, `recv` G·n: block r of `recv` is rank r's block `rank`.
     AllToAll,

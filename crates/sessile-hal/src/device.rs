@@ -126,7 +126,8 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// (which must have been recorded in the same capture), a wait node for external ones.
     ///
     /// # Errors
-    /// [`DeviceError::CaptureIsolation`] for an internal event from outside the capture; as [`Device::enqueue`].
+    /// [`DeviceError::CaptureIsolation`] for an internal event from outside the capture, which breaks the capture; as
+    /// [`Device::enqueue`].
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<Ticket, DeviceError>;
 
     /// Starts capture on a stream.
@@ -157,8 +158,8 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// Named wait: until all work enqueued on the stream has ended.
     ///
     /// # Errors
-    /// [`DeviceError::PeerTimeout`], [`DeviceError::Stalled`], [`DeviceError::PeerLost`], and what the work itself
-    /// ran into.
+    /// [`DeviceError::PeerTimeout`], [`DeviceError::Stalled`], [`DeviceError::PeerLost`], and what work itself ran into,
+    /// told once, at the rank's next named wait whatever its stream.
     fn wait_stream(&self, stream: &Self::Stream) -> Result<(), DeviceError>;
 
     /// Named wait: enqueues nothing, waits for the stream, then copies the view's bytes out.
@@ -178,6 +179,7 @@ pub trait Device: Clone + Send + Sync + 'static {
         bytes: &[u8],
     ) -> Result<(), DeviceError>;
 
-    /// When work of this rank ran, since the last call; in order of begin.
+    /// When operations and collectives of this rank ran, since the last call; in order of begin. A collective begins when
+    /// the rank's own part is ready.
     fn take_spans(&self) -> Vec<Span>;
 }
