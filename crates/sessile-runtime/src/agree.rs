@@ -179,7 +179,7 @@ fn compare_group<C: Comm>(group: &str, comm: &C, mine: Option<&Trace>) -> Result
 pub(crate) fn compare_offsets<C: Comm>(
     group: &str,
     comm: &C,
-    offsets: &[(u32, u64, u64)],
+    offsets: &[(u64, u64)],
 ) -> Result<(), RuntimeError> {
     let all = exchange(comm, &offsets.to_vec())?;
     if all.iter().all(|other| other == &all[0]) {

@@ -24,7 +24,7 @@ impl<D: Device> Runtime<D> {
         let local = agree::share(&self.world, local.and_then(|local| agreed.map(|()| local)));
         let (trace, plan) = local?;
 
-        let offsets = self.compare_offsets(&trace, &plan);
+        let offsets = self.compare_offsets(&plan);
         agree::share(&self.world, offsets)?;
 
         // Allocation is local and may fail on one rank alone; registration is collective. So agree in between.
@@ -97,21 +97,17 @@ impl<D: Device> Runtime<D> {
         Ok((trace, plan))
     }
 
-    fn compare_offsets(&self, trace: &Trace, plan: &Plan) -> Result<(), RuntimeError> {
-        let mut offsets: BTreeMap<&str, Vec<(u32, u64, u64)>> = BTreeMap::new();
+    fn compare_offsets(&self, plan: &Plan) -> Result<(), RuntimeError> {
+        // In order of request; the numbers themselves are local to a rank.
+        let mut offsets: BTreeMap<&str, Vec<(u64, u64)>> = BTreeMap::new();
         for view in &plan.views {
             if let Some(group) = window_group(&plan.arenas[view.arena as usize].domain) {
-                offsets.entry(group).or_default().push((view.request.0, view.offset, view.bytes));
+                offsets.entry(group).or_default().push((view.offset, view.bytes));
             }
         }
-        // Request numbers are local: count them inside the group instead, as every rank does.
-        let _ = trace;
         let mut first = Ok(());
         for (group, comm) in &self.groups {
-            let Some(list) = offsets.get_mut(group.as_str()) else { continue };
-            for (at, entry) in list.iter_mut().enumerate() {
-                entry.0 = u32::try_from(at).expect("fewer than 2^32 views");
-            }
+            let Some(list) = offsets.get(group.as_str()) else { continue };
             let outcome = agree::compare_offsets(group, comm, list);
             if first.is_ok() {
                 first = outcome;
