@@ -1,5 +1,7 @@
 //! Training runs on the host device: all ranks in this process.
 
+use std::time::Duration;
+
 use sessile_hal::{Device, Span};
 use sessile_host::{HostDevice, Order, RankFailure, World, WorldOptions};
 use sessile_plan::{Plan, PlanError, Trace};
@@ -145,7 +147,7 @@ fn merge(ranks: Vec<RankOutcome>) -> Option<GraphsOutcome> {
 
 /// How a world runs under this configuration.
 pub fn world_options(config: &TrainConfig) -> WorldOptions {
-    match config.schedule_seed {
+    let options = match config.schedule_seed {
         // More workers than cores: an operation in flight is one that has begun, on a core or not.
         None => WorldOptions::threads(config.ranks, 2 * config.ranks as usize),
         Some(seed) => {
@@ -156,7 +158,9 @@ pub fn world_options(config: &TrainConfig) -> WorldOptions {
             };
             WorldOptions::scheduled(config.ranks, seed, order)
         }
-    }
+    };
+    // A step of a large model may take long, and a rank that has gone is noticed at once, without any deadline.
+    WorldOptions { deadline: Duration::from_secs(600), ..options }
 }
 
 fn execute(
