@@ -34,6 +34,8 @@ pub struct Gtp<D: Device> {
     /// How often each weight became ready in a capture, by runner; replayed with it.
     captured_ready: BTreeMap<String, Vec<WeightId>>,
     ready: Vec<u64>,
+    /// Whether weights changed since the last launch.
+    changed: bool,
 }
 
 impl<D: Device> HasRuntime<D> for Gtp<D> {
@@ -62,6 +64,7 @@ impl<D: Device> Gtp<D> {
             imports: BTreeMap::new(),
             captured_ready: BTreeMap::new(),
             ready: Vec::new(),
+            changed: false,
         })
     }
 
@@ -295,7 +298,8 @@ impl<D: Device> Gtp<D> {
     /// Runs `body` eagerly as the discovery of a runner, and ends it in two stages.
     ///
     /// # Errors
-    /// Those of `body` and of [`sessile_runtime::discover`].
+    /// Those of `body` and of [`sessile_runtime::discover`]. What an earlier runner prefetched for this one is gone then:
+    /// discover all runners anew, after [`Runtime::restart_discovery`].
     pub fn discover<H, E>(
         holder: &mut H,
         runner: &str,
@@ -305,7 +309,12 @@ impl<D: Device> Gtp<D> {
         H: HasRuntime<D> + AsMut<Gtp<D>>,
         E: From<RuntimeError>,
     {
-        sessile_runtime::discover(holder, runner, |holder| Self::run(holder, body))
+        let outcome = sessile_runtime::discover(holder, runner, |holder| Self::run(holder, body));
+        if outcome.is_err() {
+            let gtp = holder.as_mut();
+            (gtp.graphed.gathered, gtp.graphed.reducing) = (None, None);
+        }
+        outcome
     }
 
     /// Captures `body` as the graph of a runner, ended in two stages.
@@ -344,13 +353,22 @@ impl<D: Device> Gtp<D> {
         Ok(holder.as_mut().end_runner()?)
     }
 
-    /// Replays a runner. If the launch is not the next one of the sealed order, the weights that an earlier runner
+    /// To be called once the optimizer's work is enqueued: what was gathered before is out of date. Passes that end as
+    /// they should leave nothing gathered, so this matters only after one that was given up.
+    pub fn weights_changed(&mut self) {
+        self.changed = true;
+        self.eager.gathered = None;
+        self.graphed.gathered = None;
+    }
+
+    /// Replays a runner. If the launch is not the next one of the sealed order, or the first since the weights changed,
+    /// the weights that an earlier runner
     /// would have prefetched for it are gathered first.
     ///
     /// # Errors
     /// Those of [`Runtime::replay`].
     pub fn replay(&mut self, runner: &str) -> Result<Order, RuntimeError> {
-        if !self.runtime.in_order(runner)? {
+        if self.changed || !self.runtime.in_order(runner)? {
             self.runtime.join()?;
             let main = self.runtime.main().clone();
             for Import { weight, view } in self.imports.get(runner).cloned().unwrap_or_default() {
@@ -362,6 +380,7 @@ impl<D: Device> Gtp<D> {
             }
         }
         let order = self.runtime.replay(runner)?;
+        self.changed = false;
         for weight in self.captured_ready.get(runner).into_iter().flatten() {
             self.ready[weight.0] += 1;
         }

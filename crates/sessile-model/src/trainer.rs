@@ -477,6 +477,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         self.gtp.runtime().join()?;
         let result = self.read_result()?;
         self.optimizer.step(self.config, &self.gtp, &self.replicas, &self.norms, self.step)?;
+        self.gtp.weights_changed();
         Ok(result)
     }
 

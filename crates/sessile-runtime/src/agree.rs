@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use sessile_hal::Comm;
-use sessile_plan::{Request, RequestId, Runner, Trace, request_hashes, trace_digest};
+use sessile_plan::{PlanOptions, Request, RequestId, Runner, Trace, request_hashes, trace_digest};
 
 use crate::{RuntimeError, error::Disagreement};
 
@@ -71,6 +71,19 @@ pub(crate) fn share<C: Comm, T>(world: &C, outcome: Result<T, RuntimeError>) -> 
         Some((_, &rank)) if rank == world.ranks()[world.rank() as usize] => outcome,
         Some((Verdict::Failed(detail), &rank)) => Err(RuntimeError::PeerFailed { rank, detail }),
         Some((Verdict::Fine, _)) => outcome,
+    }
+}
+
+/// Checks that all ranks of the job seal with the same options.
+pub(crate) fn same_options<C: Comm>(world: &C, options: &PlanOptions) -> Result<(), RuntimeError> {
+    let all: Vec<PlanOptions> = exchange(world, options)?;
+    match (0..all.len()).find(|&at| all[at] != all[0]) {
+        Some(at) => Err(RuntimeError::OptionsDiffer {
+            rank: world.ranks()[at],
+            found: format!("{:?}", all[at]),
+            first: format!("{:?}", all[0]),
+        }),
+        None => Ok(()),
     }
 }
 

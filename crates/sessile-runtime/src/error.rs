@@ -178,6 +178,16 @@ pub enum RuntimeError {
     /// Ranks discovered different things.
     #[error("{0}")]
     PlanMismatch(Disagreement),
+    /// Ranks seal with different options.
+    #[error("rank {rank} seals with {found}, the first rank with {first}: every rank needs the same options")]
+    OptionsDiffer {
+        /// The first rank that differs.
+        rank: u32,
+        /// Its options.
+        found: String,
+        /// Those of the first rank.
+        first: String,
+    },
     /// The offsets of symmetric views differ between ranks.
     #[error(
         "group `{group}`: symmetric views lie at different offsets on rank {rank}: same trace and options needed"

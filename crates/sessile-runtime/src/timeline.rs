@@ -11,7 +11,12 @@
 //! One process a rank; a lane per stream for eager work and for launches, which enclose their nodes in time; lanes for
 //! each graph by a cover of its edges, the same for all its launches. Fences (a record and the waits that saw it) are
 //! flow arrows.
+//!
+//! What is on one lane ran one after the other, but clocks of devices are not that exact: a slice that reaches beyond the
+//! begin of a later one is cut there, so that slices of one lane are apart or nested, as viewers need. Its argument
+//! `cut` tells how many ticks were cut off.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::io::{self, Write};
 
@@ -31,10 +36,11 @@ pub enum Ticks {
 }
 
 impl Ticks {
-    fn micros(self, ticks: u64) -> f64 {
+    /// In microseconds, exactly: ends that are told from begins and lengths must not differ by rounding.
+    fn micros(self, ticks: u64) -> String {
         match self {
-            Ticks::Nanoseconds => ticks as f64 / 1000.0,
-            Ticks::Steps => ticks as f64,
+            Ticks::Nanoseconds => format!("{}.{:03}", ticks / 1000, ticks % 1000),
+            Ticks::Steps => format!("{ticks}.0"),
         }
     }
 }
@@ -63,34 +69,31 @@ struct Trace<'a, W> {
 }
 
 impl<W: Write> Trace<'_, W> {
-    fn event(&mut self, event: &Value) -> io::Result<()> {
+    fn event(&mut self, event: &str) -> io::Result<()> {
         self.out.write_all(if self.first { b"\n" } else { b",\n" })?;
         self.first = false;
-        serde_json::to_writer(&mut *self.out, event).map_err(io::Error::from)
+        self.out.write_all(event.as_bytes())
     }
 
-    fn slice(&mut self, lane: Lane, (begin, end): (u64, u64), slice: &Slice<'_>) -> io::Result<()> {
-        self.event(&json!({
-            "ph": "X", "pid": lane.process, "tid": lane.thread, "ts": self.ticks.micros(begin),
-            "dur": self.ticks.micros(end.saturating_sub(begin)), "name": slice.name, "cat": slice.category,
-            "args": slice.args,
-        }))
+    fn slice(&mut self, lane: Lane, (begin, end): Time, slice: &Slice<'_>) -> io::Result<()> {
+        let (ts, dur) = (self.ticks.micros(begin), self.ticks.micros(end.saturating_sub(begin)));
+        let Slice { name, category, args } = slice;
+        let (process, thread, name) = (lane.process, lane.thread, json!(name));
+        self.event(&format!(
+            r#"{{"args":{args},"cat":"{category}","dur":{dur},"name":{name},"ph":"X","pid":{process},"tid":{thread},"ts":{ts}}}"#
+        ))
     }
 
     /// An arrow from one place to another.
     fn flow(&mut self, from: (Lane, u64), to: (Lane, u64), name: &str) -> io::Result<()> {
         self.flows += 1;
-        let id = self.flows;
-        for (phase, (lane, time)) in [("s", from), ("f", to)] {
-            let mut event = json!({
-                "ph": phase, "pid": lane.process, "tid": lane.thread, "ts": self.ticks.micros(time),
-                "name": name, "cat": "fence", "id": id,
-            });
-            if phase == "f" {
-                // Bind to the slice around the point, not to the next one.
-                event["bp"] = json!("e");
-            }
-            self.event(&event)?;
+        let (id, name) = (self.flows, json!(name));
+        // The head binds to the slice around the point, not to the next one.
+        for (phase, bind, (lane, time)) in [("s", "", from), ("f", r#""bp":"e","#, to)] {
+            let (process, thread, ts) = (lane.process, lane.thread, self.ticks.micros(time));
+            self.event(&format!(
+                r#"{{{bind}"cat":"fence","id":{id},"name":{name},"ph":"{phase}","pid":{process},"tid":{thread},"ts":{ts}}}"#
+            ))?;
         }
         Ok(())
     }
@@ -103,7 +106,7 @@ struct Slice<'a> {
 }
 
 /// A track of the picture.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Lane {
     process: u32,
     thread: u64,
@@ -172,8 +175,6 @@ impl<'a> Process<'a> {
         let mut program =
             Program { known, streams: vec![None; self.rank.streams.len()], ..Program::default() };
         for (at, entry) in self.rank.entries.iter().enumerate() {
-            program.drawn.clear();
-            program.arrows.clear();
             match entry {
                 Entry::Enqueue { stream, work, .. } => {
                     let before = program.stream_end(*stream);
@@ -185,25 +186,47 @@ impl<'a> Process<'a> {
                     let whole = program.launch(&graph.nodes, at, *stream);
                     program.pass(*stream, whole);
                 }
-                Entry::HostWait { .. } | Entry::Exchange { .. } => continue,
+                Entry::HostWait { .. } | Entry::Exchange { .. } => {}
             }
-            self.draw(&program, trace)?;
         }
-        Ok(())
+        self.draw(&program, trace)
     }
 
-    /// Slices and arrows of one entry.
+    /// Slices and arrows, the slices of each lane apart or nested.
     fn draw<W: Write>(&self, program: &Program, trace: &mut Trace<'_, W>) -> io::Result<()> {
-        for &((entry, node), time) in &program.drawn {
-            if let Some((lane, slice)) = self.place(entry, node).zip(self.slice(entry, node)) {
-                trace.slice(lane, time, &slice)?;
+        let placed = program.drawn.iter().filter_map(|&(at, time)| Some((self.place(at.0, at.1)?, time, at)));
+        let mut placed: Vec<(Lane, Time, Place)> = placed.collect();
+        placed.sort_by_key(|&(lane, (begin, end), _)| (lane, begin, Reverse(end)));
+        let mut ends: Vec<u64> = placed.iter().map(|&(_, (_, end), _)| end).collect();
+        let mut around: Vec<usize> = Vec::new();
+        for (at, &(lane, (begin, end), _)) in placed.iter().enumerate() {
+            while let Some(outer) = around.pop() {
+                if placed[outer].0 == lane && ends[outer] > begin {
+                    if ends[outer] >= end {
+                        around.push(outer);
+                        break;
+                    }
+                    ends[outer] = begin;
+                }
+            }
+            around.push(at);
+        }
+        let mut shown: HashMap<Place, u64> = HashMap::with_capacity(placed.len());
+        for (&(lane, (begin, end), at), &shown_end) in placed.iter().zip(&ends) {
+            shown.insert(at, shown_end);
+            if let Some(mut slice) = self.slice(at.0, at.1) {
+                if shown_end < end {
+                    slice.args["cut"] = json!(end - shown_end);
+                }
+                trace.slice(lane, (begin, shown_end), &slice)?;
             }
         }
         for &Arrow { event, record, wait, arrives } in &program.arrows {
             let lanes = self.place(record.at.0, record.at.1).zip(self.place(wait.0, wait.1));
             if let Some((tail, head)) = lanes {
                 // Each end must lie in its slice. A device may show a wait as begun before its record.
-                let time = record.time.clamp(arrives.0, arrives.1);
+                let end = shown.get(&wait).copied().unwrap_or(arrives.1);
+                let time = record.time.clamp(arrives.0, end);
                 trace.flow((tail, record.time), (head, time), &format!("fence {event}"))?;
             }
         }
@@ -213,11 +236,12 @@ impl<'a> Process<'a> {
     fn names<W: Write>(&self, trace: &mut Trace<'_, W>) -> io::Result<()> {
         let pid = self.rank.rank;
         let meta = |name: &str, tid: usize, args: Value| json!({ "ph": "M", "pid": pid, "tid": tid, "ts": 0, "name": name, "args": args });
-        trace.event(&meta("process_name", 0, json!({ "name": format!("rank {pid}") })))?;
-        trace.event(&meta("process_sort_index", 0, json!({ "sort_index": pid })))?;
+        let mut event = |event: &Value| trace.event(&event.to_string());
+        event(&meta("process_name", 0, json!({ "name": format!("rank {pid}") })))?;
+        event(&meta("process_sort_index", 0, json!({ "sort_index": pid })))?;
         for (tid, name) in self.threads.iter().enumerate() {
-            trace.event(&meta("thread_name", tid, json!({ "name": name })))?;
-            trace.event(&meta("thread_sort_index", tid, json!({ "sort_index": tid })))?;
+            event(&meta("thread_name", tid, json!({ "name": name })))?;
+            event(&meta("thread_sort_index", tid, json!({ "sort_index": tid })))?;
         }
         Ok(())
     }
@@ -310,9 +334,9 @@ struct Program {
     /// Work that last ended, by stream.
     streams: Vec<Option<Time>>,
     records: HashMap<u32, Recorded>,
-    /// Slices of the entry at hand.
+    /// All slices.
     drawn: Vec<(Place, Time)>,
-    /// Arrows of the entry at hand.
+    /// All arrows.
     arrows: Vec<Arrow>,
 }
 
@@ -360,6 +384,7 @@ impl Program {
     /// Places the nodes of a launch, and the launch around them.
     fn launch(&mut self, nodes: &[LogNode], entry: usize, stream: u32) -> Option<Time> {
         let tail = self.stream_end(stream);
+        let drawn = self.drawn.len();
         let spans = (0..).zip(nodes).filter_map(|(at, _)| self.known.get(&(entry, Some(at))));
         let begin = spans.map(|&(begin, _)| begin).min();
         let start = begin.map(|begin| (begin, begin)).or(tail);
@@ -372,9 +397,9 @@ impl Program {
             times.push(time.or(last));
         }
         let own = self.known.get(&(entry, None)).copied();
-        let parts = self.drawn.iter().map(|&(_, time)| time).chain(own);
+        let parts = self.drawn[drawn..].iter().map(|&(_, time)| time).chain(own);
         let whole = parts.reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)))?;
-        self.drawn.insert(0, ((entry, None), whole));
+        self.drawn.push(((entry, None), whole));
         Some(whole)
     }
 }

@@ -48,17 +48,13 @@ impl<D: Device> Runtime<D> {
             return Err(RuntimeError::NotCaptured { runner: runner.to_owned() });
         }
         let launches = &sealed.trace.launches;
-        if !in_order {
-            let next = (0..launches.len())
-                .map(|step| (sealed.cursor + step) % launches.len())
-                .find(|&position| launches[position] as usize == at);
-            sealed.cursor = next.unwrap_or(sealed.cursor);
-        }
-        let at_cut = sealed.cursor == 0 && sealed.plan.options.step_cut == StepCut::Barrier;
-        let cursor = (sealed.cursor + 1) % launches.len();
-        if !in_order {
-            self.counters.order_deviations += 1;
-        }
+        // In order this is the cursor itself; else the runner's next place after it.
+        let position = (0..launches.len())
+            .map(|step| (sealed.cursor + step) % launches.len())
+            .find(|&position| launches[position] as usize == at)
+            .unwrap_or(sealed.cursor);
+        let at_cut = position == 0 && sealed.plan.options.step_cut == StepCut::Barrier;
+        let after = (position + 1) % launches.len();
         if !in_order || at_cut {
             self.join()?;
         }
@@ -80,8 +76,10 @@ impl<D: Device> Runtime<D> {
             device.wait(&main, &this.end)?;
             this.in_flight = false;
         }
-        sealed.cursor = cursor;
+        // Only now: a launch that failed before leaves the sealed order where it was.
+        sealed.cursor = after;
         self.counters.replays += 1;
+        self.counters.order_deviations += u64::from(!in_order);
         Ok(if in_order { Order::AsSealed } else { Order::Deviated })
     }
 

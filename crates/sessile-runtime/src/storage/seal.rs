@@ -26,6 +26,7 @@ impl<D: Device> Runtime<D> {
 
         let offsets = self.compare_offsets(&plan);
         agree::share(&self.world, offsets)?;
+        agree::same_options(&self.world, options)?;
 
         // Allocation is local and may fail on one rank alone; registration is collective. So agree in between.
         let allocated = self.allocate(&plan);
@@ -58,6 +59,23 @@ impl<D: Device> Runtime<D> {
         self.phase = Phase::Open;
         self.discovery = Discovery::default();
         waits.into_iter().collect::<Result<(), _>>()?;
+        Ok(())
+    }
+
+    /// Forgets what was discovered so far, as after a discovery that failed half-way.
+    ///
+    /// # Errors
+    /// [`RuntimeError::WrongPhase`] inside a runner or after the seal.
+    pub fn restart_discovery(&mut self) -> Result<(), RuntimeError> {
+        self.idle("restart_discovery")?;
+        if self.sealed().is_some() {
+            return Err(RuntimeError::WrongPhase {
+                call: "restart_discovery",
+                phase: "a plan is sealed",
+                remedy: "release it first",
+            });
+        }
+        self.discovery = Discovery::default();
         Ok(())
     }
 
@@ -128,13 +146,18 @@ impl<D: Device> Runtime<D> {
 
     /// Registers in order of group name, which is equal on all ranks.
     fn register(&self, plan: &Plan, arenas: &[D::Memory]) -> Result<(), RuntimeError> {
+        // Also after a failure: the members of the other groups wait for this rank.
+        let mut first = Ok(());
         for (group, comm) in &self.groups {
             let domain = Domain::Symmetric(group.clone());
             if let Some(at) = plan.arenas.iter().position(|arena| arena.domain == domain) {
-                self.device.register_window(comm, &arenas[at])?;
+                let outcome = self.device.register_window(comm, &arenas[at]);
+                if first.is_ok() {
+                    first = outcome;
+                }
             }
         }
-        Ok(())
+        Ok(first?)
     }
 
     fn build(&self, trace: Trace, plan: Plan, arenas: Vec<D::Memory>) -> Result<Sealed<D>, RuntimeError> {

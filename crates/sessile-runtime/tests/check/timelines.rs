@@ -78,15 +78,58 @@ fn slices_stand_on_their_lanes_and_a_graph_encloses_its_nodes() {
     }
 }
 
-#[test]
-fn slices_of_one_lane_do_not_overlap_unless_one_encloses_the_other() {
-    let found = slices(&events(Ticks::Nanoseconds));
-    for (at, one) in found.iter().enumerate() {
-        for two in &found[at + 1..] {
-            let apart = one.2 + one.3 <= two.2 || two.2 + two.3 <= one.2;
-            assert!(one.1 != two.1 || apart, "{one:?} {two:?}");
+/// In ticks of a nanosecond, as viewers count: no two slices of a lane overlap in part.
+fn assert_nested(events: &[Value]) {
+    let ticks = |value: &Value| (value.as_f64().unwrap() * 1000.0).round() as u64;
+    let slices = events.iter().filter(|event| event["ph"] == "X");
+    let slices: Vec<_> = slices
+        .map(|e| ((&e["pid"], &e["tid"]), ticks(&e["ts"]), ticks(&e["ts"]) + ticks(&e["dur"]), &e["name"]))
+        .collect();
+    for (at, one) in slices.iter().enumerate() {
+        for two in slices[at + 1..].iter().filter(|two| two.0 == one.0) {
+            let apart = one.2 <= two.1 || two.2 <= one.1;
+            let nested = (one.1 <= two.1 && two.2 <= one.2) || (two.1 <= one.1 && one.2 <= two.2);
+            assert!(apart || nested, "{one:?} {two:?}");
         }
     }
+}
+
+fn written(rank: Rank, spans: &[Span]) -> Vec<Value> {
+    let mut out = Vec::new();
+    write_timeline(&job(vec![rank]), &[spans], Ticks::Nanoseconds, &mut out).unwrap();
+    let trace: Value = serde_json::from_slice(&out).unwrap();
+    trace["traceEvents"].as_array().unwrap().clone()
+}
+
+#[test]
+fn slices_of_one_lane_do_not_overlap_unless_one_encloses_the_other() {
+    assert_nested(&events(Ticks::Nanoseconds));
+    // Times of every kind: in no order, overlapping, far from zero.
+    let mut random = fastrand::Rng::with_seed(5);
+    let mut cut = 0;
+    for round in 0..500 {
+        let (rank, mut spans) = sample();
+        for span in &mut spans {
+            let base = [0, 1_000_000_000_000][round % 2];
+            span.begin = base + random.u64(0..5000);
+            span.end = span.begin + random.u64(0..3000);
+        }
+        let events = written(rank, &spans);
+        assert_nested(&events);
+        cut += events.iter().filter(|event| event["args"]["cut"].is_u64()).count();
+    }
+    assert!(cut > 100, "{cut}");
+}
+
+#[test]
+fn a_slice_that_reaches_into_its_successor_is_cut_there() {
+    let (rank, mut spans) = sample();
+    // wgrad of A ends 7 ns after the reduce-scatter that follows it began.
+    spans[1].end = 2507;
+    let events = written(rank, &spans);
+    assert!(slices(&events).contains(&("wgrad".to_owned(), 2, 1.0, 1.5)), "{events:?}");
+    let cut: Vec<_> = events.iter().filter_map(|event| event["args"]["cut"].as_u64()).collect();
+    assert_eq!(cut, [7]);
 }
 
 #[test]

@@ -267,3 +267,38 @@ fn a_rank_without_the_groups_communicator_fails_all_within_the_deadline() {
     assert_eq!(errors[1], RuntimeError::UnknownGroup { group: "nobody knows".into() });
     assert!(matches!(&errors[0], RuntimeError::PeerFailed { rank: 1, .. }), "{}", errors[0]);
 }
+
+#[test]
+fn a_rank_that_seals_with_other_options_is_named_on_all_ranks() {
+    let world = threads(4);
+    let errors = within(Duration::from_secs(10), || {
+        all_failed(world.run(|device| {
+            let rank = device.rank();
+            let mut lab = discover_all(device, &usual())?;
+            let options = PlanOptions { depth: if rank == 2 { 3 } else { 2 }, ..PlanOptions::default() };
+            let error = lab.runtime.seal("test", &options).map(drop);
+            assert!(lab.runtime.plan().is_none() && lab.runtime.arenas().is_empty());
+            error
+        }))
+    });
+    for error in errors {
+        let text = error.to_string();
+        assert!(text.contains("rank 2") && text.contains("depth: 3"), "{text}");
+    }
+}
+
+#[test]
+fn a_discovery_that_failed_half_way_can_be_restarted() {
+    let world = threads(2);
+    all_well(world.run(|device| {
+        let mut lab = discover_all(device, &usual()[..1])?;
+        lab.runtime.restart_discovery()?;
+        for (name, specs) in usual() {
+            discover(&mut lab, name, |lab: &mut Lab| specs.iter().try_for_each(|spec| lab.touch(spec, 1.0)))?;
+        }
+        let plan = lab.runtime.seal("test", &PlanOptions::default())?;
+        assert_eq!(plan.views.len(), 5);
+        assert_eq!(lab.runtime.trace().map(|trace| trace.launches.clone()), Some(vec![0, 1]));
+        Ok::<(), RuntimeError>(())
+    }));
+}
