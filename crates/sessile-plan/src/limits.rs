@@ -32,3 +32,5 @@ pub(crate) const LAYOUT_WORK_MAX: u64 = 1 << 28;
 pub(crate) const COVER_MAX: u64 = 1 << 22;
 /// Nodes and former occupants that the search for fences may look at.
 pub(crate) const FENCE_WORK_MAX: u64 = 1 << 32;
+/// Pairs of requests with their uses, and edges between points, that the check of one plan may look at.
+pub(crate) const VALIDATE_WORK_MAX: u64 = 1 << 30;

@@ -24,9 +24,10 @@ use std::{collections::BTreeMap, fmt};
 use crate::{
     check::check_trace,
     digest::trace_digest,
+    limits::VALIDATE_WORK_MAX,
     options::{LaunchOrder, Strategy},
     plan::{PLAN_VERSION, Plan, View},
-    request::{RequestId, RequestSpec, VIEW_ALIGN},
+    request::{Domain, RequestId, RequestSpec, VIEW_ALIGN},
     trace::{PointKind, Trace},
 };
 
@@ -78,11 +79,13 @@ pub enum Reason {
     FencesUnsorted,
     /// Everything is ordered without this fence.
     FenceUnnecessary,
+    /// The check takes more work than its limit; nothing else is reported.
+    TooCostly,
 }
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Reason; 22] = [
+    pub const ALL: [Reason; 23] = [
         Reason::InvalidTrace,
         Reason::InvalidHeader,
         Reason::DigestMismatch,
@@ -105,6 +108,7 @@ impl Reason {
         Reason::AccumulatorUnordered,
         Reason::FencesUnsorted,
         Reason::FenceUnnecessary,
+        Reason::TooCostly,
     ];
 
     /// Its stable name, for programs.
@@ -132,6 +136,7 @@ impl Reason {
             Reason::AccumulatorUnordered => "accumulator_unordered",
             Reason::FencesUnsorted => "fences_unsorted",
             Reason::FenceUnnecessary => "fence_unnecessary",
+            Reason::TooCostly => "too_costly",
         }
     }
 
@@ -164,6 +169,9 @@ impl Reason {
             }
             Reason::FencesUnsorted => "fences must be sorted, each there once",
             Reason::FenceUnnecessary => "all is ordered without this fence: leave it out",
+            Reason::TooCostly => {
+                "the check would exceed its limit of work: trace fewer launches or requests that share, or plan fewer fences"
+            }
         }
     }
 }
@@ -293,7 +301,21 @@ impl Buffer<'_> {
     }
 }
 
-/// Checks everything a plan promises about its trace. Empty means that the plan is right.
+/// What the check may still look at.
+struct Work {
+    left: u64,
+}
+
+impl Work {
+    /// `None` once it is spent.
+    fn spend(&mut self, steps: usize) -> Option<()> {
+        self.left = self.left.checked_sub(steps as u64)?;
+        Some(())
+    }
+}
+
+/// Checks everything a plan promises about its trace. Empty means that the plan is right. If that takes too much work,
+/// the only violation is [`Reason::TooCostly`], and nothing is known of the plan.
 pub fn validate(trace: &Trace, plan: &Plan) -> Vec<Violation> {
     if let Err(error) = check_trace(trace) {
         return vec![Violation::new(Reason::InvalidTrace).values("a valid trace", error)];
@@ -307,9 +329,16 @@ pub fn validate(trace: &Trace, plan: &Plan) -> Vec<Violation> {
         found.push(Violation::new(Reason::DigestMismatch).values(digest, &plan.trace_digest));
     }
     let buffers = buffers(trace, plan, &mut found);
-    arenas(trace, plan, &buffers, &mut found);
-    live::check(trace, plan, &buffers, &mut found);
-    reach::check(trace, plan, &buffers, &mut found);
+    let uses = live::uses(trace, plan, &buffers);
+    arenas(plan, &buffers, &live::bounds(trace, plan, &buffers, &uses), &mut found);
+    let mut work = Work { left: VALIDATE_WORK_MAX };
+    let checked = live::check(trace, plan, &buffers, &uses, &mut work, &mut found)
+        .and_then(|()| reach::check(trace, plan, &buffers, &mut work, &mut found));
+    if checked.is_none() {
+        let sizes = (trace.launches.len(), buffers.len(), plan.fences.len());
+        let more = format!("more, for {} launches, {} requests and {} fences", sizes.0, sizes.1, sizes.2);
+        return vec![Violation::new(Reason::TooCostly).values(format!("{VALIDATE_WORK_MAX} steps"), more)];
+    }
     found
 }
 
@@ -436,18 +465,22 @@ fn check_view(trace: &Trace, plan: &Plan, buffer: &Buffer<'_>, view: &View, foun
     }
 }
 
-fn arenas(trace: &Trace, plan: &Plan, buffers: &[Buffer<'_>], found: &mut Vec<Violation>) {
+fn arenas(plan: &Plan, buffers: &[Buffer<'_>], bounds: &BTreeMap<&Domain, u64>, found: &mut Vec<Violation>) {
     if let Some(pair) = plan.arenas.windows(2).find(|pair| pair[0].domain >= pair[1].domain) {
         let wrong = Violation::new(Reason::ArenasUnsorted);
         found.push(wrong.values(format!("{} after {}", pair[0].domain, pair[1].domain), "the reverse"));
     }
-    for (at, arena) in plan.arenas.iter().enumerate() {
-        let views = buffers.iter().filter_map(|buffer| buffer.view).filter(|view| view.arena as usize == at);
-        let end = views.map(|view| view.offset.saturating_add(view.bytes)).max().unwrap_or(0);
+    let mut ends = vec![0; plan.arenas.len()];
+    for view in buffers.iter().filter_map(|buffer| buffer.view) {
+        if let Some(end) = ends.get_mut(view.arena as usize) {
+            *end = view.offset.saturating_add(view.bytes).max(*end);
+        }
+    }
+    for (arena, end) in plan.arenas.iter().zip(ends) {
         if arena.bytes != end {
             found.push(Violation::new(Reason::ArenaSizeWrong).values(end, arena.bytes));
         }
-        let bound = live::bound(trace, plan, buffers, &arena.domain);
+        let bound = bounds.get(&arena.domain).copied().unwrap_or(0);
         if arena.lower_bound_bytes != bound {
             found.push(Violation::new(Reason::LowerBoundWrong).values(bound, arena.lower_bound_bytes));
         }

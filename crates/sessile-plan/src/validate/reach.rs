@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Buffer, Reason, Violation, unknown};
+use super::{Buffer, Reason, Violation, Work, unknown};
 use crate::{
     options::{LaunchOrder, StepCut},
     plan::Plan,
@@ -33,7 +33,8 @@ impl<'a> Unrolled<'a> {
         plan: &Plan,
         buffers: &'a [Buffer<'a>],
         fences: &[Option<(usize, usize)>],
-    ) -> Self {
+        work: &mut Work,
+    ) -> Option<Self> {
         let steps = match plan.options.step_cut {
             StepCut::Barrier => 1,
             StepCut::Wrap => 3,
@@ -48,13 +49,14 @@ impl<'a> Unrolled<'a> {
             first_node.push(nodes);
             nodes += trace.runners[runner].points.len() + 2;
         }
+        work.spend(nodes)?;
         let into = vec![Vec::new(); nodes];
         let mut graph = Unrolled { trace, buffers, launches, launched, first_node, into };
         graph.recorded_order();
         graph.launch_order(plan.launch_order);
         graph.collectives();
-        graph.fences(fences);
-        graph
+        graph.fences(fences, work)?;
+        Some(graph)
     }
 
     fn start(&self, launch: usize) -> usize {
@@ -125,9 +127,10 @@ impl<'a> Unrolled<'a> {
         }
     }
 
-    fn fences(&mut self, fences: &[Option<(usize, usize)>]) {
+    fn fences(&mut self, fences: &[Option<(usize, usize)>], work: &mut Work) -> Option<()> {
         for (number, fence) in fences.iter().enumerate() {
             let Some((x, y)) = *fence else { continue };
+            work.spend(self.launched[self.buffers[y].runner].len())?;
             for launch in self.launched[self.buffers[y].runner].clone() {
                 if let Some(from) = self.release_before(x, launch) {
                     let to = self.acquire(y, launch);
@@ -135,6 +138,7 @@ impl<'a> Unrolled<'a> {
                 }
             }
         }
+        Some(())
     }
 
     /// The latest launch of a runner before another launch.
@@ -150,33 +154,26 @@ impl<'a> Unrolled<'a> {
 
     /// The node of the latest release of a buffer before a launch, if there was one.
     fn release_before(&self, buffer: usize, before: usize) -> Option<usize> {
-        let launch = self.latest(self.buffers[buffer].releaser, before)?;
-        Some(self.buffers[buffer].release.map_or(self.end(launch), |at| self.point(launch, at)))
+        Some(self.release(buffer, self.latest(self.buffers[buffer].releaser, before)?))
     }
 
-    /// Marks in `seen` all nodes from `lowest` on that precede `to`, as if `without` were no fence.
-    fn search(&self, to: usize, lowest: usize, without: Option<usize>, seen: &mut Seen) {
-        seen.begin();
-        let mut open = vec![to];
-        while let Some(node) = open.pop() {
-            for edge in &self.into[node] {
-                let removed = edge.fence.is_some() && edge.fence == without;
-                if edge.from >= lowest && !removed && seen.insert(edge.from) {
-                    open.push(edge.from);
-                }
-            }
-        }
+    fn release(&self, buffer: usize, launch: usize) -> usize {
+        self.buffers[buffer].release.map_or(self.end(launch), |at| self.point(launch, at))
     }
 }
 
 /// A set of nodes that is emptied in no time.
-struct Seen {
+struct Marks {
     round: u32,
     marks: Vec<u32>,
 }
 
-impl Seen {
-    fn begin(&mut self) {
+impl Marks {
+    fn new(nodes: usize) -> Marks {
+        Marks { round: 1, marks: vec![0; nodes] }
+    }
+
+    fn clear(&mut self) {
         self.round += 1;
     }
 
@@ -189,6 +186,75 @@ impl Seen {
     }
 }
 
+/// What precedes a node, asked for one launch after the other. Each launch starts after the one before it started, so
+/// what preceded that start is not searched again.
+///
+/// ```text
+///  launch 6    start ---- complete ----------- tail       before the start of 8: all of launch 6 but its tail,
+///  launch 7                  start --- complete ---       and what is before that
+///  launch 8                              start -- acquire
+/// ```
+struct Search<'g> {
+    graph: &'g Unrolled<'g>,
+    /// Preceding the start of the launch at hand.
+    main: Marks,
+    /// Preceding the node at hand, and not in `main`.
+    near: Marks,
+    open: Vec<usize>,
+}
+
+impl<'g> Search<'g> {
+    fn new(graph: &'g Unrolled<'g>) -> Self {
+        let nodes = graph.into.len();
+        Search { graph, main: Marks::new(nodes), near: Marks::new(nodes), open: Vec::new() }
+    }
+
+    /// Begins again with the first launch.
+    fn restart(&mut self) {
+        self.main.clear();
+    }
+
+    /// Goes on to a later launch. Nodes below `lowest` are not asked for from here on.
+    fn begin(&mut self, launch: usize, lowest: usize, without: Option<usize>, work: &mut Work) -> Option<()> {
+        let start = self.graph.start(launch);
+        if start >= lowest && self.main.insert(start) {
+            self.open.push(start);
+        }
+        while let Some(node) = self.open.pop() {
+            work.spend(1 + self.graph.into[node].len())?;
+            for edge in &self.graph.into[node] {
+                let removed = edge.fence.is_some() && edge.fence == without;
+                if edge.from >= lowest && !removed && self.main.insert(edge.from) {
+                    self.open.push(edge.from);
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// Finds all nodes from `lowest` on that precede `to`, as if `without` were no fence.
+    fn find(&mut self, to: usize, lowest: usize, without: Option<usize>, work: &mut Work) -> Option<()> {
+        self.near.clear();
+        self.open.push(to);
+        while let Some(node) = self.open.pop() {
+            work.spend(1 + self.graph.into[node].len())?;
+            for edge in &self.graph.into[node] {
+                let removed = edge.fence.is_some() && edge.fence == without;
+                let known = edge.from < lowest || self.main.contains(edge.from);
+                if !known && !removed && self.near.insert(edge.from) {
+                    self.open.push(edge.from);
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// Whether a node precedes what was last searched from.
+    fn found(&self, node: usize) -> bool {
+        self.main.contains(node) || self.near.contains(node)
+    }
+}
+
 /// Why one request must wait for another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Why {
@@ -197,7 +263,7 @@ enum Why {
 }
 
 /// For each buffer, the buffers whose release must precede its acquire.
-fn earlier_users(buffers: &[Buffer<'_>]) -> Vec<BTreeMap<usize, Why>> {
+fn earlier_users(buffers: &[Buffer<'_>], work: &mut Work) -> Option<Vec<BTreeMap<usize, Why>>> {
     let mut users = vec![BTreeMap::new(); buffers.len()];
     let mut accumulators: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (at, buffer) in buffers.iter().enumerate() {
@@ -206,6 +272,7 @@ fn earlier_users(buffers: &[Buffer<'_>]) -> Vec<BTreeMap<usize, Why>> {
         }
     }
     for of_one in accumulators.values() {
+        work.spend(of_one.len().saturating_mul(of_one.len()))?;
         for &x in of_one {
             for &y in of_one {
                 users[y].insert(x, Why::Accumulator);
@@ -217,52 +284,60 @@ fn earlier_users(buffers: &[Buffer<'_>]) -> Vec<BTreeMap<usize, Why>> {
     for (place, &x) in by_offset.iter().enumerate() {
         users[x].insert(x, Why::Bytes);
         for &y in by_offset[place + 1..].iter().take_while(|&&y| buffers[x].shares_bytes(&buffers[y])) {
+            work.spend(1)?;
             users[x].insert(y, Why::Bytes);
             users[y].insert(x, Why::Bytes);
         }
     }
-    users
+    Some(users)
 }
 
 /// An ordering that must hold and does not: launch, first request, second request.
 type Missing = BTreeSet<(usize, usize, usize)>;
 
 fn unordered(
-    graph: &Unrolled<'_>,
+    search: &mut Search<'_>,
+    acquirers: &[BTreeMap<Option<usize>, Vec<usize>>],
     users: &[BTreeMap<usize, Why>],
     without: Option<usize>,
-    seen: &mut Seen,
-) -> Missing {
+    work: &mut Work,
+) -> Option<Missing> {
+    let graph = search.graph;
     let mut missing = Missing::new();
-    for launch in 0..graph.launches.len() {
+    let mut last_launch: Vec<Option<usize>> = vec![None; acquirers.len()];
+    search.restart();
+    for (launch, &runner) in graph.launches.iter().enumerate() {
+        search.begin(launch, 0, without, work)?;
         // Requests acquired at one node share one search.
-        let mut at_node: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-        for (y, buffer) in graph.buffers.iter().enumerate() {
-            if buffer.runner == graph.launches[launch] {
-                at_node.entry(graph.acquire(y, launch)).or_default().push(y);
-            }
-        }
-        let mut latest: BTreeMap<usize, Option<usize>> = BTreeMap::new();
-        for (node, acquired) in at_node {
+        for acquired in acquirers[runner].values() {
             let mut needed = Vec::new();
-            for y in acquired {
+            for &y in acquired {
+                work.spend(users[y].len())?;
                 for &x in users[y].keys() {
-                    if let Some(release) = *latest.entry(x).or_insert_with(|| graph.release_before(x, launch))
-                    {
-                        needed.push((release, x, y));
+                    if let Some(last) = last_launch[graph.buffers[x].releaser] {
+                        needed.push((graph.release(x, last), x, y));
                     }
                 }
             }
+            needed.retain(|&(release, ..)| !search.main.contains(release));
             let Some(lowest) = needed.iter().map(|&(release, ..)| release).min() else { continue };
-            graph.search(node, lowest, without, seen);
-            let late = needed.into_iter().filter(|&(release, ..)| !seen.contains(release));
+            search.find(graph.acquire(acquired[0], launch), lowest, without, work)?;
+            let late = needed.into_iter().filter(|&(release, ..)| !search.found(release));
             missing.extend(late.map(|(_, x, y)| (launch, x, y)));
         }
+        last_launch[runner] = Some(launch);
     }
-    missing
+    Some(missing)
 }
 
-pub(super) fn check(trace: &Trace, plan: &Plan, buffers: &[Buffer<'_>], found: &mut Vec<Violation>) {
+/// `None` once the work is spent.
+pub(super) fn check(
+    trace: &Trace,
+    plan: &Plan,
+    buffers: &[Buffer<'_>],
+    work: &mut Work,
+    found: &mut Vec<Violation>,
+) -> Option<()> {
     if let Some(pair) = plan.fences.windows(2).find(|pair| pair[0] >= pair[1]) {
         let at = |id| buffers.iter().find(|buffer| buffer.id == id);
         let party = |id| at(id).map_or(unknown(id, None), |buffer| buffer.party(trace, None));
@@ -279,10 +354,14 @@ pub(super) fn check(trace: &Trace, plan: &Plan, buffers: &[Buffer<'_>], found: &
         }
         fences.push(index.get(&fence.release).copied().zip(index.get(&fence.acquire).copied()));
     }
-    let graph = Unrolled::new(trace, plan, buffers, &fences);
-    let users = earlier_users(buffers);
-    let mut seen = Seen { round: 0, marks: vec![0; graph.into.len()] };
-    let missing = unordered(&graph, &users, None, &mut seen);
+    let graph = Unrolled::new(trace, plan, buffers, &fences, work)?;
+    let users = earlier_users(buffers, work)?;
+    let mut acquirers = vec![BTreeMap::<_, Vec<usize>>::new(); trace.runners.len()];
+    for (at, buffer) in buffers.iter().enumerate() {
+        acquirers[buffer.runner].entry(buffer.acquire).or_default().push(at);
+    }
+    let mut search = Search::new(&graph);
+    let missing = unordered(&mut search, &acquirers, &users, None, work)?;
 
     let mut reported = BTreeSet::new();
     for &(launch, x, y) in &missing {
@@ -301,23 +380,37 @@ pub(super) fn check(trace: &Trace, plan: &Plan, buffers: &[Buffer<'_>], found: &
     for (number, fence) in fences.iter().enumerate() {
         let Some((x, y)) = *fence else { continue };
         let necessary = if users[y].contains_key(&x) {
-            orders_its_own(&graph, number, x, y, &mut seen)
+            orders_its_own(&mut search, number, x, y, work)?
         } else {
-            unordered(&graph, &users, Some(number), &mut seen).len() > missing.len()
+            unordered(&mut search, &acquirers, &users, Some(number), work)?.len() > missing.len()
         };
         if !necessary {
             let (first, second) = (buffers[x].party(trace, None), buffers[y].party(trace, None));
             found.push(Violation::between(Reason::FenceUnnecessary, first, second));
         }
     }
+    Some(())
 }
 
 /// Whether some launch of `y` is not ordered after `x` without the fence between them. If every one is, then no
 /// path needs the fence, and it orders nothing else either.
-fn orders_its_own(graph: &Unrolled<'_>, fence: usize, x: usize, y: usize, seen: &mut Seen) -> bool {
-    graph.launched[graph.buffers[y].runner].iter().any(|&launch| {
-        let Some(release) = graph.release_before(x, launch) else { return false };
-        graph.search(graph.acquire(y, launch), release, Some(fence), seen);
-        !seen.contains(release)
-    })
+fn orders_its_own(
+    search: &mut Search<'_>,
+    fence: usize,
+    x: usize,
+    y: usize,
+    work: &mut Work,
+) -> Option<bool> {
+    let graph = search.graph;
+    search.restart();
+    for &launch in &graph.launched[graph.buffers[y].runner] {
+        // Releases ascend, as `begin` needs.
+        let Some(release) = graph.release_before(x, launch) else { continue };
+        search.begin(launch, release, Some(fence), work)?;
+        search.find(graph.acquire(y, launch), release, Some(fence), work)?;
+        if !search.found(release) {
+            return Some(true);
+        }
+    }
+    Some(false)
 }

@@ -6,7 +6,7 @@ use sessile_plan::{
     Fence, LaunchOrder, Plan, Reason, RequestId, StepCut, Strategy, Trace, View, plan, validate,
 };
 
-use crate::support::{accumulating, backward, four, options, request, symmetric, trace};
+use crate::support::{accumulating, backward, four, opaque, options, request, symmetric, trace};
 
 /// Four backwards at depth 2: a and c share bytes, and b and d.
 ///
@@ -227,6 +227,24 @@ fn fence_unnecessary() {
     made.fences.insert(1, Fence { release: RequestId(0), acquire: RequestId(2) });
     let reasons: Vec<Reason> = validate(&given, &made).iter().map(|violation| violation.reason).collect();
     assert_eq!(reasons, [Reason::FenceUnnecessary]);
+}
+
+/// One accumulator for all: every request must wait for every other, too many pairs to look at.
+#[test]
+fn too_costly() {
+    let count = 40_000;
+    let requests = (0..count).map(|id| accumulating(request(id, 1), "w")).collect();
+    let given = trace(vec![opaque("all", requests)], vec![0]);
+    let mut made = plan(&four(), &options(Strategy::PerRequest, 2, StepCut::Barrier)).unwrap();
+    made.fences.clear();
+    let found = validate(&given, &made);
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].reason, Reason::TooCostly);
+    let words = found[0].to_string();
+    assert!(
+        words.contains("expected 1073741824 steps, found more, for 1 launches, 40000 requests"),
+        "{words}"
+    );
 }
 
 /// A fence may sit between requests that share nothing and still be what orders others.

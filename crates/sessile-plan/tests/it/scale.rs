@@ -102,3 +102,19 @@ fn many_launches_of_spanning_requests_stay_within_the_budget() {
     let reasons: Vec<Reason> = validate(&given, &made).iter().map(|violation| violation.reason).collect();
     assert_eq!(reasons, []);
 }
+
+/// A small trace whose last runner is launched over and over: the check grows with the launches, not with their square.
+#[test]
+fn many_launches_of_few_requests_are_validated() {
+    let runners = (0..16).map(|r| backward(&format!("r{r}"), vec![request(2 * r, 2), request(2 * r + 1, 1)]));
+    let mut given = trace(runners.collect(), (0..16).collect());
+    given.launches.extend([11; 20_000]);
+    for cut in CUTS {
+        let made = plan(&given, &options(Strategy::Sessile, 2, cut)).unwrap();
+        let begun = Instant::now();
+        let found = validate(&given, &made);
+        eprintln!("20000 launches, {cut:?}: validated in {:?}", begun.elapsed());
+        // Within the limit of work, which a search of all launches for each would exceed by far.
+        assert_eq!(found, []);
+    }
+}
