@@ -1,7 +1,7 @@
 //! Files that the user names, read with bounded memory.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{ErrorKind, Read},
     path::Path,
 };
@@ -9,7 +9,7 @@ use std::{
 use serde::Deserialize;
 use sessile_plan::Trace;
 
-use crate::failure::Failure;
+use crate::{failure::Failure, special};
 
 /// Largest text to train on, in bytes.
 const DATA_BYTES_MAX: u64 = 256 << 20;
@@ -72,6 +72,14 @@ fn read(option: &str, path: &Path, limit: u64, expected: &str) -> Result<Vec<u8>
     let fail = |why: String| Failure::Input(format!("{option} {} {why}", path.display()));
     if path.is_dir() {
         return Err(fail(format!("is a folder: name {expected}")));
+    }
+    // Opening a FIFO would wait for a writer.
+    if let Ok(found) = fs::metadata(path) {
+        let kind = found.file_type();
+        if !kind.is_file() && !special::is_character_device(kind) && special::descriptor(path).is_none() {
+            let kind = special::kind_name(kind);
+            return Err(fail(format!("is {kind}: name {expected} in a regular file, or /dev/stdin")));
+        }
     }
     let file = File::open(path).map_err(|error| match error.kind() {
         ErrorKind::NotFound => fail(format!("does not exist: name {expected}")),

@@ -10,6 +10,7 @@ mod failure;
 mod input;
 mod output;
 mod run;
+mod special;
 mod text;
 mod ui;
 

@@ -8,7 +8,7 @@ use std::{
 
 use tempfile::NamedTempFile;
 
-use crate::failure::Failure;
+use crate::{failure::Failure, special};
 
 /// A place for one file, known to be writable.
 #[derive(Debug)]
@@ -24,8 +24,12 @@ pub(crate) struct Output {
 enum Place {
     /// A file beside the target, renamed over it at the end.
     Rename(PathBuf),
-    /// A device or pipe, which cannot be renamed over.
+    /// A device or one of this program's own files, which must not be renamed over.
     Direct(PathBuf),
+    /// Stdout, however it was opened. By name a file would be written from its start, under what stdout has.
+    Stdout,
+    /// Stderr, likewise.
+    Stderr,
 }
 
 /// Checks that all paths given can be written, are different, and are none of the inputs.
@@ -75,6 +79,39 @@ fn fail(option: &str, path: &Path, why: &str) -> Failure {
     Failure::Input(format!("{option} {} {why}", path.display()))
 }
 
+impl Place {
+    /// Decides without touching anything; or why nothing may be written there.
+    fn of(path: &Path) -> Result<Place, String> {
+        // Follows links, those of /proc too, whose targets no path names.
+        let found = match fs::metadata(path) {
+            Ok(found) => found,
+            Err(error) if path.symlink_metadata().is_ok() => {
+                return Err(format!("is a link that leads nowhere ({error}): name a file"));
+            }
+            Err(_) => return Ok(Place::Rename(absolute(path)?)),
+        };
+        let kind = found.file_type();
+        match special::descriptor(path) {
+            _ if kind.is_dir() => Err("is a folder: name a file".to_owned()),
+            Some(1) => Ok(Place::Stdout),
+            Some(2) => Ok(Place::Stderr),
+            Some(_) => Ok(Place::Direct(path.to_owned())),
+            None if special::is_character_device(kind) => Ok(Place::Direct(path.to_owned())),
+            None if kind.is_file() => {
+                // A link's target is what is replaced, not the link.
+                let target = path.canonicalize().map_err(|error| {
+                    format!("cannot be written (its place is not known: {error}): name another file")
+                })?;
+                Ok(Place::Rename(target))
+            }
+            None => Err(format!(
+                "is {}: name a regular file, or /dev/stdout to write into a pipe",
+                special::kind_name(kind)
+            )),
+        }
+    }
+}
+
 impl Output {
     /// Tries the path out and leaves it as it was.
     fn probe(option: &'static str, path: &Path) -> Result<Output, Failure> {
@@ -82,16 +119,15 @@ impl Output {
         if path.as_os_str().is_empty() {
             return Err(fail("is empty: name a file"));
         }
-        // A link's target is what is replaced, not the link.
-        let existing = path.canonicalize().ok();
-        let target = existing.clone().unwrap_or_else(|| path.to_owned());
-        let place = match existing.as_ref().map(fs::metadata) {
-            Some(Ok(found)) if found.is_dir() => return Err(fail("is a folder: name a file")),
-            Some(Ok(found)) if !found.is_file() => Place::Direct(target),
-            _ => Place::Rename(absolute(&target).map_err(|why| fail(&why))?),
-        };
+        let place = Place::of(path).map_err(|why| fail(&why))?;
         let output = Output { option, shown: path.to_owned(), place };
-        if existing.is_some() {
+        let opened = match &output.place {
+            // A pipe whose reader has gone would block here.
+            Place::Direct(path) if special::descriptor(path).is_none() => Some(path),
+            Place::Rename(target) if target.exists() => Some(target),
+            _ => None,
+        };
+        if let Some(path) = opened {
             let opened = OpenOptions::new().append(true).open(path);
             opened.map_err(|error| fail(&format!("cannot be written ({error}): name another file")))?;
         }
@@ -112,12 +148,9 @@ impl Output {
                 file.flush()?;
                 Ok(Some(file))
             }
-            Place::Direct(path) => {
-                let mut file = BufWriter::new(File::options().write(true).open(path)?);
-                file.write_all(bytes)?;
-                file.flush()?;
-                Ok(None)
-            }
+            Place::Stdout => into(io::stdout().lock(), bytes),
+            Place::Stderr => into(io::stderr().lock(), bytes),
+            Place::Direct(path) => into(BufWriter::new(File::options().append(true).open(path)?), bytes),
         }
     }
 
@@ -128,6 +161,12 @@ impl Output {
             self.shown.display()
         ))
     }
+}
+
+fn into(mut file: impl Write, bytes: &[u8]) -> io::Result<Option<NamedTempFile>> {
+    file.write_all(bytes)?;
+    file.flush()?;
+    Ok(None)
 }
 
 /// The path with its folder resolved, so that two spellings of one file are the same.
@@ -214,5 +253,33 @@ mod tests {
             assert!(prepare([("--json", Some(path))], &[]).is_err(), "{}", path.display());
         }
         assert_eq!(names(folder.path()), [""; 0]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_is_no_regular_file_is_never_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        assert!(std::process::Command::new("mkfifo").arg(at("fifo")).status().unwrap().success());
+        let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        std::os::unix::fs::symlink(at("fifo"), at("link")).unwrap();
+        std::os::unix::fs::symlink(at("nothing"), at("dangling")).unwrap();
+        let before = names(folder.path());
+        let cases =
+            [("fifo", "a FIFO"), ("link", "a FIFO"), ("socket", "a socket"), ("dangling", "leads nowhere")];
+        for (name, why) in cases {
+            let error = prepare([("--json", Some(&at(name)))], &[]).unwrap_err();
+            assert!(matches!(error, Failure::Input(_)) && error.to_string().contains(why), "{name}: {error}");
+        }
+        assert_eq!(names(folder.path()), before);
+        assert!(matches!(Place::of(Path::new("/dev/null")), Ok(Place::Direct(_))));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_programs_own_files_are_written_directly_whatever_they_are() {
+        assert!(matches!(Place::of(Path::new("/dev/stdout")), Ok(Place::Stdout)));
+        assert!(matches!(Place::of(Path::new("/proc/self/fd/2")), Ok(Place::Stderr)));
+        assert!(matches!(Place::of(Path::new("/dev/fd/0")), Ok(Place::Direct(_))));
     }
 }
