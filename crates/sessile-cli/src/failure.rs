@@ -2,6 +2,8 @@
 
 use std::{fmt, process::ExitCode};
 
+use crate::ui::clean;
+
 /// What a command that ran to its end found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
@@ -49,6 +51,6 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (Failure::Input(text) | Failure::Run(text)) = self;
-        f.write_str(text)
+        f.write_str(&clean(text))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 use sessile_model::TrainConfig;
 
@@ -11,24 +11,37 @@ pub(crate) const SCHEMA: &str = "sessile.run";
 /// Version of the format that this build reads and writes.
 pub(crate) const VERSION: u32 = 1;
 
+/// Takes `null`, but not that the field is missing.
+fn nullable<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
+    Option::deserialize(from)
+}
+
 /// Every option's value, defaults included.
 #[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Options {
     pub(crate) device: String,
     #[serde(flatten)]
     pub(crate) train: TrainConfig,
     /// `null`: the project's own documentation.
+    #[serde(deserialize_with = "nullable")]
     pub(crate) data: Option<PathBuf>,
+    #[serde(deserialize_with = "nullable")]
     pub(crate) json: Option<PathBuf>,
+    #[serde(deserialize_with = "nullable")]
     pub(crate) trace_out: Option<PathBuf>,
+    #[serde(deserialize_with = "nullable")]
     pub(crate) timeline: Option<PathBuf>,
+    #[serde(deserialize_with = "nullable")]
     pub(crate) log_out: Option<PathBuf>,
 }
 
 /// One execution of one step.
 #[derive(Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Execution {
     /// `null` if not a number.
+    #[serde(deserialize_with = "nullable")]
     pub(crate) loss: Option<f64>,
     /// SHA-256 over the main gradients of all ranks.
     pub(crate) main_grad_digest: String,
@@ -36,9 +49,12 @@ pub(crate) struct Execution {
 
 /// One step; `null` for an execution that was not made.
 #[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Step {
     pub(crate) step: u32,
+    #[serde(deserialize_with = "nullable")]
     pub(crate) eager: Option<Execution>,
+    #[serde(deserialize_with = "nullable")]
     pub(crate) graphs: Option<Execution>,
 }
 
@@ -51,6 +67,7 @@ impl Step {
 
 /// Bytes of one arena.
 #[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct ArenaBytes {
     /// `default` or `symmetric(group)`.
     pub(crate) domain: String,
@@ -59,6 +76,7 @@ pub(crate) struct ArenaBytes {
 
 /// Bytes by number of generations.
 #[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Generations {
     #[serde(rename = "1")]
     pub(crate) one: u64,
@@ -70,12 +88,14 @@ pub(crate) struct Generations {
 
 /// What the buffers of rank 0 take, and would take.
 #[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Memory {
     pub(crate) arenas: Vec<ArenaBytes>,
     pub(crate) requests: u64,
     pub(crate) runners: u64,
     pub(crate) per_request_bytes: u64,
     /// `null` where its capture would fail.
+    #[serde(deserialize_with = "nullable")]
     pub(crate) ring2_bytes: Option<u64>,
     pub(crate) generations_bytes: Generations,
     pub(crate) lower_bound_bytes: u64,
@@ -84,6 +104,7 @@ pub(crate) struct Memory {
 
 /// Pairs of operations of different runners that were in flight at once.
 #[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct OverlapPairs {
     pub(crate) cross_runner_pairs: u64,
     /// Those of them that touch one arena.
@@ -92,6 +113,7 @@ pub(crate) struct OverlapPairs {
 
 /// What the happens-before checker found.
 #[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Checked {
     pub(crate) operations: u64,
     pub(crate) violations: u64,
@@ -99,22 +121,32 @@ pub(crate) struct Checked {
 
 /// The document. What does not apply to a run of eager execution only is `null`.
 #[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Run {
     pub(crate) schema: String,
     pub(crate) version: u32,
     pub(crate) config: Options,
     pub(crate) steps: Vec<Step>,
     /// `null` if only one execution was made.
+    #[serde(deserialize_with = "nullable")]
     pub(crate) equal_bits: Option<bool>,
+    #[serde(deserialize_with = "nullable")]
     pub(crate) memory: Option<Memory>,
+    #[serde(deserialize_with = "nullable")]
     pub(crate) fences: Option<u64>,
+    #[serde(deserialize_with = "nullable")]
     pub(crate) replays: Option<u64>,
+    #[serde(deserialize_with = "nullable")]
     pub(crate) order_deviations: Option<u64>,
+    #[serde(deserialize_with = "nullable")]
     pub(crate) overlap: Option<OverlapPairs>,
+    #[serde(deserialize_with = "nullable")]
     pub(crate) checker: Option<Checked>,
     /// The recorded requests of rank 0.
+    #[serde(deserialize_with = "nullable")]
     pub(crate) trace: Option<Box<RawValue>>,
     /// The plan of rank 0.
+    #[serde(deserialize_with = "nullable")]
     pub(crate) plan: Option<Box<RawValue>>,
 }
 

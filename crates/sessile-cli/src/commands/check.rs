@@ -3,7 +3,11 @@
 use std::{collections::BTreeMap, path::Path};
 
 use serde::Serialize;
-use sessile_plan::{Plan, Trace, plan, read_plan, read_trace, validate};
+use sessile_model::config::{self, Mode};
+use sessile_plan::{
+    Baselines, LaunchOrder, Plan, PlanOptions, Trace, baseline_bytes, lower_bound, plan, read_plan,
+    read_trace, validate,
+};
 use sessile_runtime::{check, log};
 
 use super::{findings, json};
@@ -11,8 +15,8 @@ use crate::{
     args::CheckArgs,
     failure::{Failure, Verdict},
     input, output,
-    run::{self, Run},
-    ui::{Lines, count},
+    run::{self, Execution, Run},
+    ui::{Lines, clean, count},
 };
 
 const EXPECTED: &str = "a sessile.trace (`train --trace-out`), sessile.run (`train --json`) or sessile.log \
@@ -61,7 +65,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<Verdict, Failure> {
     let found = outcome.findings.len() as u64 + outcome.unlisted;
     let good = found == 0;
     let mut lines = Lines::new(args.common.quiet);
-    lines.line(format_args!("{}: {}", path.display(), outcome.checked))?;
+    lines.line(format_args!("{}: {}", clean(&path.display().to_string()), outcome.checked))?;
     for (what, number) in &outcome.counts {
         lines.line(format_args!("  {what}: {}", count(*number)))?;
     }
@@ -96,22 +100,18 @@ fn of_trace(args: &CheckArgs, bytes: &[u8]) -> Result<Outcome, Failure> {
 fn of_run(path: &Path, bytes: &[u8]) -> Result<Outcome, Failure> {
     let run = run::read(bytes).map_err(|error| input::about(path, error))?;
     let mut outcome = Outcome { checked: "run", counts: Vec::new(), findings: Vec::new(), unlisted: 0 };
+    outcome.findings.extend(run.config.train.check().err().map(|error| format!("`config`: {error}")));
     outcome.steps(&run);
-    match (&run.trace, &run.plan) {
-        (Some(trace), Some(plan)) => {
-            let in_field = |field, error| input::about(path, format_args!("field `{field}`: {error}"));
-            let trace = read_trace(trace.get().as_bytes()).map_err(|error| in_field("trace", error))?;
-            let plan = read_plan(plan.get().as_bytes()).map_err(|error| in_field("plan", error))?;
-            outcome.counts.extend(plan_counts(&plan));
-            outcome.replan(&trace, &plan);
-            outcome.add_violations(&trace, &plan);
-            outcome.numbers(&run, &plan);
-        }
-        (None, None) => {}
-        _ => {
-            let why = "fields `trace` and `plan`: one is null and the other is not; save the run again";
-            return Err(input::about(path, why));
-        }
+    outcome.presence(&run);
+    // Where one is missing, that is a finding already.
+    if let (Some(trace), Some(plan)) = (&run.trace, &run.plan) {
+        let in_field = |field, error| input::about(path, format_args!("field `{field}`: {error}"));
+        let trace = read_trace(trace.get().as_bytes()).map_err(|error| in_field("trace", error))?;
+        let plan = read_plan(plan.get().as_bytes()).map_err(|error| in_field("plan", error))?;
+        outcome.counts.extend(plan_counts(&plan));
+        outcome.replan(&trace, &plan);
+        outcome.add_violations(&trace, &plan);
+        outcome.numbers(&run, &trace, &plan);
     }
     if let Some(checker) = run.checker.as_ref().filter(|checker| checker.violations > 0) {
         outcome.findings.push(format!("the run's own checker counted {} violations", checker.violations));
@@ -142,26 +142,97 @@ impl Outcome {
 
     fn steps(&mut self, run: &Run) {
         self.counts.push(("steps", run.steps.len() as u64));
-        if run.steps.is_empty() {
-            self.findings.push("the run has no steps".to_owned());
+        let config = &run.config.train;
+        if run.steps.len() as u64 != u64::from(config.steps) {
+            let (has, says) = (run.steps.len(), config.steps);
+            self.findings.push(format!("the run has {has} steps, but `config.steps` is {says}"));
         }
         let mut all = true;
-        for step in &run.steps {
-            let Some(equal) = step.equal() else { continue };
-            all &= equal;
-            if !equal {
-                self.findings.push(format!(
-                    "step {}: eager and graphs differ: {:?} and {:?}",
-                    step.step, step.eager, step.graphs
-                ));
+        for (number, step) in (1_u32..).zip(&run.steps) {
+            if step.step != number {
+                self.findings.push(format!("step {number} is numbered {}", step.step));
+            }
+            let eager = ("eager", &step.eager, config.mode != Mode::Graphs);
+            let graphs = ("graphs", &step.graphs, config.mode != Mode::Eager);
+            for (name, execution, wanted) in [eager, graphs] {
+                match execution {
+                    Some(execution) => self.execution(number, name, execution),
+                    None if wanted => self.findings.push(format!("step {number}: `{name}` is null")),
+                    None => {}
+                }
+                if execution.is_some() && !wanted {
+                    self.findings
+                        .push(format!("step {number}: `{name}` is not null, but `config.mode` has none"));
+                }
+            }
+            if let (Some(eager), Some(graphs)) = (&step.eager, &step.graphs) {
+                let equal = eager == graphs;
+                all &= equal;
+                if !equal {
+                    self.findings.push(format!(
+                        "step {number}: eager and graphs differ: {} and {}",
+                        described(eager),
+                        described(graphs)
+                    ));
+                }
             }
         }
         let compared = run.steps.iter().filter(|step| step.equal().is_some()).count();
         self.counts.push(("steps compared", compared as u64));
         let expected = (compared > 0).then_some(all);
         if run.equal_bits != expected {
-            let (says, are) = (run.equal_bits, expected);
-            self.findings.push(format!("`equal_bits` is {says:?}, but the steps say {are:?}"));
+            let (says, are) = (or_null(run.equal_bits), or_null(expected));
+            self.findings.push(format!("`equal_bits` is {says}, but the steps say {are}"));
+        }
+    }
+
+    fn execution(&mut self, number: u32, name: &str, execution: &Execution) {
+        if !execution.loss.is_some_and(f64::is_finite) {
+            self.findings.push(format!("step {number}: the loss of `{name}` is not finite"));
+        }
+        let digest = &execution.main_grad_digest;
+        if digest.len() != 64 || !digest.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
+            self.findings.push(format!(
+                "step {number}: `main_grad_digest` of `{name}` is `{}`, but no 64 hexadecimal digits",
+                short(digest)
+            ));
+        }
+    }
+
+    /// What only graphs have is there exactly if there were graphs.
+    fn presence(&mut self, run: &Run) {
+        let mode = run.config.train.mode;
+        let fields = [
+            ("trace", run.trace.is_some()),
+            ("plan", run.plan.is_some()),
+            ("memory", run.memory.is_some()),
+            ("fences", run.fences.is_some()),
+            ("checker", run.checker.is_some()),
+            ("replays", run.replays.is_some()),
+            ("order_deviations", run.order_deviations.is_some()),
+            ("overlap", run.overlap.is_some()),
+        ];
+        for (field, present) in fields {
+            match (present, mode) {
+                (false, Mode::Graphs | Mode::Both) => {
+                    self.findings.push(format!("`{field}` is null, but the run has graphs"));
+                }
+                (true, Mode::Eager) => {
+                    self.findings.push(format!("`{field}` is not null, but the run has no graphs"));
+                }
+                _ => {}
+            }
+        }
+        if run.checker.as_ref().is_some_and(|checker| checker.operations == 0) {
+            self.findings.push("`checker.operations` is 0: nothing was checked".to_owned());
+        }
+        if let Some(pairs) =
+            run.overlap.as_ref().filter(|pairs| pairs.sharing_arena > pairs.cross_runner_pairs)
+        {
+            self.findings.push(format!(
+                "`overlap.sharing_arena` is {}, more than all {} pairs",
+                pairs.sharing_arena, pairs.cross_runner_pairs
+            ));
         }
     }
 
@@ -177,17 +248,62 @@ impl Outcome {
         }
     }
 
-    fn numbers(&mut self, run: &Run, plan: &Plan) {
-        let mut same = |what: &str, says: Option<u64>, is: u64| {
-            if says != Some(is) {
-                self.findings.push(format!("`{what}` is {says:?}, but the plan has {is}"));
+    /// Compares the run's numbers with those of the trace and of the options, never with each other.
+    fn numbers(&mut self, run: &Run, trace: &Trace, saved: &Plan) {
+        let config = &run.config.train;
+        let options = PlanOptions {
+            strategy: config.strategy,
+            depth: config.depth,
+            step_cut: config.step_cut,
+            launch_order: match config.overlap {
+                config::Overlap::On => LaunchOrder::Overlapped,
+                config::Overlap::Off => LaunchOrder::Serial,
+            },
+        };
+        if saved.options != options {
+            self.findings.push("`plan.options` are not those of `config`".to_owned());
+        }
+        let Ok(plan) = plan(trace, &options) else { return };
+        let mut same = |what: &str, says: Option<u64>, is: Option<u64>| {
+            if says != is {
+                self.findings.push(format!("`{what}` is {}, but must be {}", or_null(says), or_null(is)));
             }
         };
-        let memory = run.memory.as_ref();
-        same("memory.arena_bytes", memory.map(|memory| memory.arena_bytes), plan.bytes());
-        let bound = plan.lower_bound_bytes();
-        same("memory.lower_bound_bytes", memory.map(|memory| memory.lower_bound_bytes), bound);
-        same("memory.requests", memory.map(|memory| memory.requests), plan.views.len() as u64);
-        same("fences", run.fences, plan.fences.len() as u64);
+        same("fences", run.fences, Some(plan.fences.len() as u64));
+        if run.order_deviations == Some(0) {
+            let replays = u64::from(config.steps.saturating_sub(1)) * trace.launches.len() as u64;
+            same("replays", run.replays, Some(replays));
+        }
+        let Some(memory) = &run.memory else { return };
+        let Baselines { per_request, ring2, generations: [one, two, three], .. } =
+            baseline_bytes(trace, options.step_cut);
+        same("memory.arena_bytes", Some(memory.arena_bytes), Some(plan.bytes()));
+        same("memory.lower_bound_bytes", Some(memory.lower_bound_bytes), Some(lower_bound(trace, &options)));
+        same("memory.requests", Some(memory.requests), Some(trace.requests().count() as u64));
+        same("memory.runners", Some(memory.runners), Some(trace.runners.len() as u64));
+        same("memory.per_request_bytes", Some(memory.per_request_bytes), Some(per_request));
+        same("memory.ring2_bytes", memory.ring2_bytes, ring2);
+        same("memory.generations_bytes.1", Some(memory.generations_bytes.one), Some(one));
+        same("memory.generations_bytes.2", Some(memory.generations_bytes.two), Some(two));
+        same("memory.generations_bytes.3", Some(memory.generations_bytes.three), Some(three));
+        let arenas = plan.arenas.iter().map(|arena| (arena.domain.to_string(), arena.bytes));
+        if !memory.arenas.iter().map(|arena| (arena.domain.clone(), arena.bytes)).eq(arenas) {
+            self.findings.push("`memory.arenas` are not those of the plan".to_owned());
+        }
     }
+}
+
+/// As JSON has it.
+fn or_null(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "null".to_owned(), |value| value.to_string())
+}
+
+fn described(execution: &Execution) -> String {
+    let loss = execution.loss.map_or_else(|| "not finite".to_owned(), |loss| loss.to_string());
+    format!("loss {loss} with gradients {}", short(&execution.main_grad_digest))
+}
+
+/// A digest, or what is in its place.
+fn short(text: &str) -> String {
+    text.chars().take(64).collect()
 }

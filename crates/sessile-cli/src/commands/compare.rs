@@ -10,7 +10,7 @@ use crate::{
     args::CompareArgs,
     failure::{Failure, Verdict},
     input, output,
-    ui::{Lines, count, milliseconds, ratio, table},
+    ui::{Lines, clean, count, milliseconds, ratio, table},
 };
 
 /// What `--json` writes.
@@ -83,7 +83,7 @@ pub(super) fn run(args: &CompareArgs) -> Result<Verdict, Failure> {
         }
         lines.line(format_args!(
             "{}: {} requests of {} runners",
-            compared.name,
+            clean(&compared.name),
             count(compared.requests),
             count(compared.runners)
         ))?;

@@ -10,7 +10,7 @@ use crate::{
     args::PlanArgs,
     failure::{Failure, Verdict},
     input, output,
-    ui::{Lines, count, milliseconds, table},
+    ui::{Lines, clean, count, milliseconds, table},
 };
 
 /// Views and fences that are printed unless all are asked for.
@@ -76,7 +76,7 @@ fn print(trace: &Trace, plan: &Plan, args: &PlanArgs) -> Result<(), Failure> {
     let options = &plan.options;
     lines.line(format_args!(
         "{}: {} requests of {} runners, strategy {}, depth {}",
-        trace.name,
+        clean(&trace.name),
         count(plan.views.len() as u64),
         count(trace.runners.len() as u64),
         options.strategy,

@@ -1,9 +1,11 @@
 //! What people see: lines, tables, progress.
 
+mod clean;
 mod lines;
 mod progress;
 mod table;
 
+pub(crate) use clean::clean;
 pub(crate) use lines::{Lines, error, note};
 pub(crate) use progress::{Progress, notable};
-pub(crate) use table::{count, milliseconds, ratio, table};
+pub(crate) use table::{count, milliseconds, ratio, some, table};

@@ -1,5 +1,6 @@
 //! Tables of numbers.
 
+use super::clean;
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 
 /// A line under the head and nothing else.
@@ -10,7 +11,7 @@ pub(crate) fn table(head: &[&str], texts: usize, rows: Vec<Vec<String>>) -> Stri
     let mut table = Table::new();
     table.load_style(STYLE).set_header(head.to_vec());
     for row in rows {
-        table.add_row(row);
+        table.add_row(row.iter().map(|cell| clean(cell)));
     }
     for column in table.column_iter_mut().skip(texts) {
         column.set_cell_alignment(CellAlignment::Right);
@@ -33,6 +34,11 @@ pub(crate) fn count(number: impl Into<u64>) -> String {
     text
 }
 
+/// A number of things: `1 step`, `2 steps`.
+pub(crate) fn some(number: u64, thing: &str) -> String {
+    format!("{} {thing}{}", count(number), if number == 1 { "" } else { "s" })
+}
+
 /// How many times as large as `base`: `1.86x`. Empty if there is no base.
 pub(crate) fn ratio(bytes: u64, base: u64) -> String {
     if base == 0 { String::new() } else { format!("{:.2}x", bytes as f64 / base as f64) }
@@ -51,6 +57,11 @@ mod tests {
     fn thousands_are_apart() {
         let texts = [0_u64, 7, 999, 1000, 1_234_567, u64::MAX].map(count);
         assert_eq!(texts, ["0", "7", "999", "1,000", "1,234,567", "18,446,744,073,709,551,615"]);
+    }
+
+    #[test]
+    fn one_thing_has_no_plural() {
+        assert_eq!([0, 1, 2].map(|number| some(number, "step")), ["0 steps", "1 step", "2 steps"]);
     }
 
     #[test]

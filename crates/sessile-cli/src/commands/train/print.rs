@@ -5,7 +5,7 @@ use crate::{
     commands::findings,
     failure::Failure,
     run::{Execution, Memory, Run, Step},
-    ui::{Lines, count, notable, ratio, table},
+    ui::{Lines, count, notable, ratio, some, table},
 };
 
 /// Steps that are printed, about; steps that differ always are.
@@ -101,14 +101,17 @@ fn numbers(run: &Run, memory: &Memory) -> String {
 fn verdict(run: &Run, good: bool) -> String {
     let different = run.steps.iter().filter(|step| step.equal() == Some(false)).count();
     let violations = run.checker.as_ref().map(|checker| checker.violations);
-    let mut parts = Vec::new();
-    match run.equal_bits {
-        Some(true) => parts.push(format!("eager and graphs equal to the bit in {} steps", run.steps.len())),
-        Some(false) => {
-            parts.push(format!("eager and graphs differ in {different} of {} steps", run.steps.len()))
-        }
-        None => parts.push(format!("{} steps, nothing to compare (--mode both compares)", run.steps.len())),
+    let total = some(run.steps.len() as u64, "step");
+    let mut parts = vec![match run.equal_bits {
+        Some(true) => format!("eager and graphs equal to the bit in {total}"),
+        Some(false) => format!("eager and graphs differ in {different} of {total}"),
+        None => format!("{total}, nothing to compare (--mode both compares)"),
+    }];
+    // Step 1 is the discovery, eager by nature.
+    let replayed = run.steps.iter().filter(|step| step.step > 1 && step.graphs.is_some()).count() as u64;
+    if run.replays.is_some() {
+        parts.push(some(replayed, "replayed step"));
     }
-    parts.extend(violations.map(|violations| format!("{violations} violations")));
+    parts.extend(violations.map(|violations| some(violations, "violation")));
     format!("{}: {}", if good { "good" } else { "BAD" }, parts.join(", "))
 }
