@@ -100,7 +100,7 @@ pub struct TrainConfig {
     pub graph_modules: Vec<ModuleKind>,
     /// How bytes are given to requests.
     pub strategy: Strategy,
-    /// Runners in flight at once.
+    /// Launches apart before bytes are reused; 1 makes launches serial.
     pub depth: u32,
     /// What happens between two steps.
     pub step_cut: StepCut,
@@ -208,6 +208,14 @@ impl TrainConfig {
                 remedy: "name attention, mlp or both, or use --mode eager".into(),
             });
         }
+        if self.steps == 1 && self.mode != Mode::Eager {
+            return Err(ConfigError {
+                option: "--steps",
+                value: self.steps.to_string(),
+                remedy: "step 1 is the discovery and runs eagerly; use --steps 2 or more, or --mode eager"
+                    .into(),
+            });
+        }
         if self.wgrad_dtype == DType::U32 {
             return Err(ConfigError {
                 option: "--wgrad-dtype",
@@ -216,15 +224,15 @@ impl TrainConfig {
             });
         }
         let tokens = self.seq * self.batch;
-        let elements = tokens.saturating_mul(self.ffn.max(3 * self.hidden));
+        let width = self.ffn.max(3 * self.hidden).max(VOCAB);
+        let elements = tokens.saturating_mul(width);
         if elements > 1 << 28 {
             return Err(ConfigError {
                 option: "--batch",
                 value: self.batch.to_string(),
                 remedy: format!(
-                    "{tokens} tokens of {} elements need over 2^28 elements in one buffer; lower --batch, --seq or \
-                     --hidden",
-                    self.ffn.max(3 * self.hidden)
+                    "{tokens} tokens of {width} elements need over 2^28 elements in one buffer; lower --batch, --seq, \
+                     --hidden or --ffn"
                 ),
             });
         }

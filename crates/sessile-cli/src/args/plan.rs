@@ -15,7 +15,7 @@ pub(crate) struct PlanChoices {
     /// How bytes are given to buffers: sessile, generations:N, ring:N or per-request
     #[arg(long, value_name = "NAME", default_value = "sessile")]
     strategy: Strategy,
-    /// Graphs in flight at once
+    /// Launches apart before bytes are reused; 1 makes launches serial
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = parse::whole::<u32>)]
     depth: u32,
     /// What happens between two steps

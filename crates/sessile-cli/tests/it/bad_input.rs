@@ -41,6 +41,9 @@ fn options_of_train() {
         ("--hidden 18446744073709551616", &["--hidden", "18446744073709551616", "too large"]),
         ("--seq 8192 --batch 1024", &["--batch", "1024", "lower"]),
         ("--layers 256 --hidden 8192 --ffn 65536", &["--layers 256", "GiB", "lower"]),
+        ("--layers 256 --hidden 64 --steps 1000000", &["--steps 1000000", "GiB", "checker"]),
+        ("--steps 1", &["--steps", "discovery", "--steps 2 or more", "--mode eager"]),
+        ("--seq 8192 --batch 200 --hidden 8 --ffn 8", &["--batch", "200", "256 elements", "lower"]),
         ("--ranks -4", &["--ranks", "-4", "use a whole number"]),
         ("--steps 1.5", &["--steps", "1.5", "use a whole number"]),
         ("--steps NaN", &["--steps", "NaN", "use a whole number"]),
@@ -96,8 +99,8 @@ fn files_that_cannot_be_written_are_found_before_the_run() {
     sandbox.write("data", "x".repeat(200));
     let before = sandbox.names();
     for option in ["--json", "--trace-out", "--timeline", "--log-out"] {
-        // A run of so many steps would not end.
-        let run = |path: &str| sandbox.run(&format!("train --steps 1000000 --data data {option} {path}"));
+        // A run of so many steps would take minutes.
+        let run = |path: &str| sandbox.run(&format!("train --steps 3000 --data data {option} {path}"));
         refused(&run("missing/x.json"), &[option, "missing/x.json", "make the folder first"]);
         refused(&run("."), &[option, "is a folder"]);
         refused(&run("/proc/x.json"), &[option, "/proc/x.json", "cannot be written"]);
@@ -177,6 +180,14 @@ fn files_that_check_does_not_know() {
     for (name, text, words) in files {
         sandbox.write(name, text);
         refused(&sandbox.run(&format!("check {name}")), words);
+    }
+    sandbox.write("escape", r#"{"schema": "x\u001b[2J\ny"}"#);
+    refused(&sandbox.run("check escape"), &[r"x\u{1b}[2J\ny"]);
+    let fifo = std::process::Command::new("mkfifo").arg(sandbox.path("fifo")).status().unwrap();
+    assert!(fifo.success());
+    for line in ["check fifo", "plan fifo", "compare fifo", "train --data fifo", "plan trace.json --out fifo"]
+    {
+        refused(&sandbox.run(line), &["fifo is a FIFO", "regular file"]);
     }
     refused(&sandbox.run("check missing"), &["missing", "does not exist", "sessile.trace"]);
     refused(&sandbox.run("check ."), &["is a folder"]);

@@ -54,7 +54,7 @@ fn a_saved_run_that_was_changed_is_found() {
     let good = json(&sandbox, "run.json");
     /// What must be found, and the change that brings it about.
     type Change = (&'static str, fn(&mut Value));
-    let changes: [Change; 5] = [
+    let changes: [Change; 41] = [
         ("eager and graphs differ", |run| run["steps"][1]["graphs"]["main_grad_digest"] = "0".into()),
         ("`equal_bits`", |run| run["equal_bits"] = false.into()),
         ("`memory.arena_bytes`", |run| run["memory"]["arena_bytes"] = 1.into()),
@@ -62,6 +62,49 @@ fn a_saved_run_that_was_changed_is_found() {
             let bytes = run["plan"]["arenas"][0]["bytes"].as_u64().unwrap();
             run["plan"]["arenas"][0]["bytes"] = (bytes + 256).into();
         }),
+        ("4 steps, but `config.steps` is 2", |run| {
+            let steps = run["steps"].as_array_mut().unwrap();
+            steps.extend(steps.clone());
+        }),
+        ("0 steps, but `config.steps` is 2", |run| run["steps"] = Value::Array(Vec::new())),
+        ("step 2 is numbered 7", |run| run["steps"][1]["step"] = 7.into()),
+        ("step 2: `eager` is null", |run| run["steps"][1]["eager"] = Value::Null),
+        ("step 1: `graphs` is null", |run| run["steps"][0]["graphs"] = Value::Null),
+        ("step 1: `eager` is not null", |run| run["config"]["mode"] = "graphs".into()),
+        ("`trace` is not null", |run| run["config"]["mode"] = "eager".into()),
+        ("but no 64 hexadecimal digits", |run| {
+            for name in ["eager", "graphs"] {
+                run["steps"][1][name]["main_grad_digest"] = "z".repeat(64).into();
+            }
+        }),
+        ("the loss of `eager` is not finite", |run| run["steps"][0]["eager"]["loss"] = Value::Null),
+        ("`equal_bits` is null, but the steps say true", |run| run["equal_bits"] = Value::Null),
+        ("`trace` is null", |run| run["trace"] = Value::Null),
+        ("`plan` is null", |run| run["plan"] = Value::Null),
+        ("`memory` is null", |run| run["memory"] = Value::Null),
+        ("`fences` is null", |run| run["fences"] = Value::Null),
+        ("`checker` is null", |run| run["checker"] = Value::Null),
+        ("`replays` is null", |run| run["replays"] = Value::Null),
+        ("`order_deviations` is null", |run| run["order_deviations"] = Value::Null),
+        ("`overlap` is null", |run| run["overlap"] = Value::Null),
+        ("`plan.options`", |run| run["config"]["depth"] = 3.into()),
+        ("`plan.options`", |run| run["config"]["strategy"] = "per-request".into()),
+        ("`plan.options`", |run| run["config"]["step_cut"] = "wrap".into()),
+        ("`plan.options`", |run| run["config"]["overlap"] = "off".into()),
+        ("`config`: --ranks = 0", |run| run["config"]["ranks"] = 0.into()),
+        ("`memory.runners`", |run| run["memory"]["runners"] = 1.into()),
+        ("`memory.requests`", |run| run["memory"]["requests"] = 1.into()),
+        ("`memory.arenas`", |run| run["memory"]["arenas"] = Value::Array(Vec::new())),
+        ("`memory.per_request_bytes`", |run| run["memory"]["per_request_bytes"] = 1.into()),
+        ("`memory.ring2_bytes`", |run| run["memory"]["ring2_bytes"] = 1.into()),
+        ("`memory.generations_bytes.1`", |run| run["memory"]["generations_bytes"]["1"] = 1.into()),
+        ("`memory.generations_bytes.2`", |run| run["memory"]["generations_bytes"]["2"] = 1.into()),
+        ("`memory.generations_bytes.3`", |run| run["memory"]["generations_bytes"]["3"] = 1.into()),
+        ("`memory.lower_bound_bytes`", |run| run["memory"]["lower_bound_bytes"] = 1.into()),
+        ("`fences` is 99", |run| run["fences"] = 99.into()),
+        ("`replays` is 99", |run| run["replays"] = 99.into()),
+        ("`checker.operations` is 0", |run| run["checker"]["operations"] = 0.into()),
+        ("`overlap.sharing_arena`", |run| run["overlap"]["sharing_arena"] = 999_999.into()),
         ("the run's own checker", |run| run["checker"]["violations"] = 3.into()),
     ];
     for (finding, change) in changes {
@@ -71,7 +114,42 @@ fn a_saved_run_that_was_changed_is_found() {
         let ran = sandbox.run("check changed.json");
         assert_eq!(ran.code, 1, "{finding}: {ran:?}");
         assert!(ran.stdout.contains("BAD") && ran.stdout.contains(finding), "{finding}: {ran:?}");
+        assert!(!ran.stdout.contains("Some("), "{finding}: {ran:?}");
     }
+    let shapes: [Change; 6] = [
+        ("`checker`", |run| drop(run.as_object_mut().unwrap().remove("checker"))),
+        ("`lunches`", |run| run["lunches"] = 1.into()),
+        ("`lunches`", |run| run["config"]["lunches"] = 1.into()),
+        ("`lunches`", |run| run["steps"][0]["lunches"] = 1.into()),
+        ("`lunches`", |run| run["memory"]["lunches"] = 1.into()),
+        ("invalid type", |run| run["steps"][0]["eager"]["loss"] = "x".into()),
+    ];
+    for (words, change) in shapes {
+        let mut run = good.clone();
+        change(&mut run);
+        sandbox.write("changed.json", run.to_string());
+        let ran = sandbox.run("check changed.json");
+        assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{words}: {ran:?}");
+        assert!(ran.stderr.contains(words), "{words}: {ran:?}");
+    }
+}
+
+#[test]
+fn the_last_line_says_how_many_steps_were_replayed() {
+    let sandbox = Sandbox::new();
+    let two = sandbox.run(&format!("{SMALL} --steps 2")).good();
+    assert!(two.contains("equal to the bit in 2 steps, 1 replayed step, 0 violations"), "{two}");
+    let one = sandbox.run(&format!("{SMALL} --steps 1 --mode eager")).good();
+    assert!(one.contains("good: 1 step, nothing to compare"), "{one}");
+}
+
+#[test]
+fn a_pipe_behind_stdout_is_written_into() {
+    let sandbox = Sandbox::new();
+    // Not /dev/stdout: nothing can be renamed within /proc, whatever happens.
+    let ran = sandbox.run("compare trace.json --quiet --json /proc/self/fd/1");
+    assert!(ran.stdout.starts_with('{') && ran.code == 0, "{ran:?}");
+    assert_eq!(sandbox.names(), ["trace.json"]);
 }
 
 #[test]
@@ -130,13 +208,13 @@ fn sizes_that_do_not_divide_run_with_padding() {
 fn a_text_of_the_least_length_is_enough() {
     let sandbox = Sandbox::new();
     sandbox.write("text", "abcdefghij");
-    sandbox.run(&format!("{SMALL} --steps 1 --data text")).good();
+    sandbox.run(&format!("{SMALL} --steps 2 --data text")).good();
 }
 
 #[test]
 fn quiet_leaves_stdout_and_stderr_empty() {
     let sandbox = Sandbox::new();
-    let ran = sandbox.run(&format!("{SMALL} --steps 1 --quiet"));
+    let ran = sandbox.run(&format!("{SMALL} --steps 2 --quiet"));
     assert_eq!((ran.code, ran.stdout.as_str(), ran.stderr.as_str()), (0, "", ""));
 }
 

@@ -1,7 +1,7 @@
 //! What a run left behind, examined by planner, validator and checker, as the saved run's document.
 
 use serde_json::value::RawValue;
-use sessile_model::{GraphsOutcome, StepResult, TrainOutcome};
+use sessile_model::{GraphsOutcome, StepResult, TrainOutcome, config::Mode};
 use sessile_plan::{Baselines, Plan, baseline_bytes, validate, write_plan, write_trace};
 use sessile_runtime::check::{Overlap, Report, check, overlap};
 
@@ -27,8 +27,12 @@ pub(super) struct Examined {
 impl Examined {
     /// Whether no bit differs and nothing was found.
     pub(super) fn good(&self) -> bool {
+        let equal = match self.run.config.train.mode {
+            Mode::Both => self.run.equal_bits == Some(true),
+            Mode::Eager | Mode::Graphs => self.run.equal_bits != Some(false),
+        };
         let violations = self.run.checker.as_ref().map_or(0, |checker| checker.violations);
-        self.run.equal_bits != Some(false) && violations == 0 && self.faults.is_empty()
+        equal && violations == 0 && self.faults.is_empty()
     }
 }
 

@@ -27,13 +27,13 @@ use crate::{
 pub(super) fn run(args: &TrainArgs) -> Result<Verdict, Failure> {
     let config = args.config();
     config.check().map_err(|error| Failure::Input(error.to_string()))?;
-    size::check(&config)?;
     only_with_graphs(args, &config)?;
     let data = match &args.files.data {
         Some(path) => input::data(path, config.seq)?,
         None => text::built_in(config.seq)?,
     };
     let files = Files::prepare(args)?;
+    size::check(&config)?;
 
     let progress = Progress::new(args.common.quiet, config.steps.into());
     let outcome = train(&config, &data, &|event: &TrainEvent| observe(&progress, event));
