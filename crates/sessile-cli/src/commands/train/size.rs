@@ -8,8 +8,10 @@ use crate::failure::Failure;
 
 /// Bytes of one parameter on each rank that holds it: FP32 master, gradient and two moments.
 const BYTES_PER_PARAMETER: u128 = 16;
-/// Bytes of event log and spans that a rank leaves for each layer of a step: 24 KiB and more were measured.
+/// Bytes of event log and spans that a rank leaves for each layer of a step, somewhat less than was measured.
 const LOG_BYTES_PER_LAYER: u128 = 20 << 10;
+/// The same for a job of one rank, whose collectives have no peers.
+const LOG_BYTES_PER_LAYER_ALONE: u128 = 4 << 10;
 
 /// What takes memory, how much at least, and what to lower.
 type Need = (&'static str, u128, String);
@@ -82,7 +84,8 @@ fn log_bytes(config: &TrainConfig) -> u128 {
         return 0;
     }
     let layers = u128::from(config.layers) * u128::from(config.microbatches) + 1;
-    u128::from(config.steps) * u128::from(config.ranks) * layers * LOG_BYTES_PER_LAYER
+    let bytes = if config.ranks == 1 { LOG_BYTES_PER_LAYER_ALONE } else { LOG_BYTES_PER_LAYER };
+    u128::from(config.steps) * u128::from(config.ranks) * layers * bytes
 }
 
 /// This machine's free memory, where the system tells.
