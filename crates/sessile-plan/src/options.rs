@@ -91,7 +91,7 @@ impl<'de> Deserialize<'de> for Strategy {
 pub struct PlanOptions {
     /// How bytes are given to requests.
     pub strategy: Strategy,
-    /// Runners that may be in flight at once. At depth 1 launches are serial.
+    /// Launches apart before bytes are reused. At depth 1 launches are serial.
     pub depth: u32,
     /// What happens between two steps.
     pub step_cut: StepCut,
