@@ -362,8 +362,7 @@ impl<D: Device> Gtp<D> {
     }
 
     /// Replays a runner. If the launch is not the next one of the sealed order, or the first since the weights changed,
-    /// the weights that an earlier runner
-    /// would have prefetched for it are gathered first.
+    /// the weights that an earlier runner would have prefetched for it are gathered first.
     ///
     /// # Errors
     /// Those of [`Runtime::replay`].

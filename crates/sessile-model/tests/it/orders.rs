@@ -178,3 +178,32 @@ impl Program for Evaluated {
 fn an_evaluation_between_stays_right() {
     everywhere("evaluated", &Evaluated);
 }
+
+/// A forward stops after its first unit, which has prefetched for the second; the optimizer steps; the next forward
+/// goes on with the second.
+struct Overtaken;
+
+impl Program for Overtaken {
+    fn run<D: Device>(
+        &self,
+        trainer: &mut Trainer<'_, D>,
+        execution: Execution,
+    ) -> Result<Vec<StepResult>, RuntimeError> {
+        trainer.begin_step()?;
+        trainer.forward_through(0, &[0], execution)?;
+        let mut steps = vec![trainer.finish_step()?];
+        trainer.begin_step()?;
+        let rest = trainer.unit_order(Pass::Forward).split_off(1);
+        trainer.forward_through(0, &rest, execution)?;
+        trainer.backward(0, execution)?;
+        steps.push(trainer.finish_step()?);
+        Ok(steps)
+    }
+}
+
+#[test]
+fn a_weight_prefetched_before_an_optimizer_step_is_not_used_after_it() {
+    for schedule in ["threads", "random"] {
+        check(schedule, &scheduled(&tiny(), schedule, 1), &Overtaken);
+    }
+}
