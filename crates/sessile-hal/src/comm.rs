@@ -2,19 +2,32 @@
 
 use std::fmt;
 
-use crate::DeviceError;
+use crate::{Access, DeviceError, View};
 
-/// A collective operation. `G` is the size of the group; sums are in the buffers' dtype.
+/// A collective operation. `G` is the size of the group; sums are in the buffers' dtype unless said otherwise.
 ///
 /// `send` and `recv` may not overlap, except in the in-place forms that NCCL has: the same view for an all-reduce, the
-/// rank's own block for an all-gather or a reduce-scatter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// rank's own block for an all-gather or a ring reduce-scatter.
+///
+/// Kinds that read peers' memory ([`Collective::registers_send`]) need `send` inside a window registered with exactly
+/// this communicator, at the same offset on every rank. Their part ends on a rank only when all peers have read its
+/// `send`.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Collective {
     /// `send` n elements, `recv` G·n: block r of `recv` is rank r's `send`.
     AllGather,
     /// `send` G·n elements, `recv` n: the sum of all ranks' block `rank`, in ring order, rounded to the dtype at
     /// each hop.
     ReduceScatter,
+    /// As [`Collective::ReduceScatter`], with both views in the group's window: the sum over ranks in FP32, rounded once
+    /// to the dtype.
+    SymmetricReduceScatter,
+    /// `send` G·n elements (bf16 or f32), `recv` n f32, added to: `recv = recv + (scale * sum)`, each operation rounded to
+    /// nearest. `sum` is over all ranks' block `rank`, in FP32, in rank order from 0. `recv` need not be registered.
+    ReduceScatterAccumulate {
+        /// The factor.
+        scale: f32,
+    },
     /// `send` n elements, `recv` n: the sum over ranks, in rank order from 0, in FP32, rounded once.
     AllReduce,
     /// `send` G·n elements, `recv` G·n: block r of `recv` is rank r's block `rank`.
@@ -27,10 +40,39 @@ impl Collective {
         match self {
             Collective::AllGather => "all_gather",
             Collective::ReduceScatter => "reduce_scatter",
+            Collective::SymmetricReduceScatter => "symmetric_reduce_scatter",
+            Collective::ReduceScatterAccumulate { .. } => "reduce_scatter_accumulate",
             Collective::AllReduce => "all_reduce",
             Collective::AllToAll => "all_to_all",
         }
     }
+
+    /// Whether `send` must lie in a window of the communicator.
+    pub fn registers_send(self) -> bool {
+        matches!(self, Collective::SymmetricReduceScatter | Collective::ReduceScatterAccumulate { .. })
+    }
+
+    /// Whether `recv` must lie in a window of the communicator.
+    pub fn registers_recv(self) -> bool {
+        self == Collective::SymmetricReduceScatter
+    }
+
+    /// How `recv` is used.
+    pub fn recv_access(self) -> Access {
+        match self {
+            Collective::ReduceScatterAccumulate { .. } => Access::ReadWrite,
+            _ => Access::Write,
+        }
+    }
+}
+
+/// One of the buffers pairs that a batch of collectives moves.
+#[derive(Clone, Debug)]
+pub struct Transfer<M> {
+    /// What this rank gives.
+    pub send: View<M>,
+    /// Where its result goes.
+    pub recv: View<M>,
 }
 
 /// A communicator: the ranks of one process group, in order. A handle: clones share it.
@@ -52,4 +94,9 @@ pub trait Comm: Clone + Send + Sync + fmt::Debug + 'static {
     /// [`DeviceError::PeerTimeout`] if a member does not come within the device's deadline,
     /// [`DeviceError::PeerLost`] if it has gone.
     fn exchange(&self, payload: &[u8]) -> Result<Vec<Vec<u8>>, DeviceError>;
+
+    /// Gives the communicator up, from any state. This rank's later calls on it fail at once; its collectives that have
+    /// not ended, here and on all peers, end without effect, and the next named wait of each rank says
+    /// [`DeviceError::Aborted`]. Hosts that wait in an exchange of it are told as well. Other communicators go on.
+    fn abort(&self);
 }

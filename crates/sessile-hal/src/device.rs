@@ -4,7 +4,7 @@ use std::fmt;
 
 use sessile_plan::Domain;
 
-use crate::{Collective, Comm, DeviceError, Graph, Memory, Op, Span, Ticket, View};
+use crate::{Collective, Comm, DeviceError, Graph, Memory, Op, Span, Ticket, Transfer, View};
 
 /// Where an event may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,11 +71,21 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// [`DeviceError::OutOfMemory`]; [`DeviceError::ForbiddenInCapture`] while a stream of this rank captures.
     fn alloc(&self, bytes: u64, domain: &Domain, label: &str) -> Result<Self::Memory, DeviceError>;
 
-    /// Registers `memory` as a window with exactly this communicator. Collective; before any capture.
+    /// Registers `memory` as a window with exactly this communicator. Collective; before any capture. A second time with
+    /// the same communicator it does nothing.
     ///
     /// # Errors
-    /// [`DeviceError::WindowAlignment`], [`DeviceError::ForbiddenInCapture`], and those of [`Comm::exchange`].
+    /// [`DeviceError::WindowAlignment`], [`DeviceError::WrongDomain`], [`DeviceError::ForbiddenInCapture`] (the capture
+    /// stays intact), and those of [`Comm::exchange`].
     fn register_window(&self, comm: &Self::Comm, memory: &Self::Memory) -> Result<(), DeviceError>;
+
+    /// Gives the physical bytes of an allocation back and maps fresh ones at the same address. What was in them, and
+    /// every registration, is gone; [`Memory::mapping`] changes, so that whoever relied on the old bytes can tell. The
+    /// caller has waited for all work that touches them.
+    ///
+    /// # Errors
+    /// [`DeviceError::ForbiddenInCapture`], [`DeviceError::OutOfMemory`].
+    fn remap(&self, memory: &Self::Memory) -> Result<(), DeviceError>;
 
     /// Makes a stream.
     ///
@@ -102,10 +112,25 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// [`DeviceError::CaptureInvalid`] if the stream's capture was broken by an earlier error.
     fn enqueue(&self, stream: &Self::Stream, op: Op<Self::Memory>) -> Result<Ticket, DeviceError>;
 
-    /// Enqueues a collective. Capture: recorded as a node.
+    /// Enqueues collectives of one kind that travel as one batch: they start and end together, as one piece of work with
+    /// one ticket. Views of different transfers may not overlap where one is written. Capture: recorded as a node.
     ///
     /// # Errors
-    /// [`DeviceError::Operands`] if the views' sizes do not fit; as [`Device::enqueue`].
+    /// Before anything is enqueued: [`DeviceError::Operands`] if the views' sizes do not fit,
+    /// [`DeviceError::NotRegistered`] if a view is not in a window of `comm` where the kind needs it; as
+    /// [`Device::enqueue`].
+    fn collective_batch(
+        &self,
+        stream: &Self::Stream,
+        comm: &Self::Comm,
+        kind: Collective,
+        transfers: &[Transfer<Self::Memory>],
+    ) -> Result<Ticket, DeviceError>;
+
+    /// Enqueues one collective: a batch of one.
+    ///
+    /// # Errors
+    /// As [`Device::collective_batch`].
     fn collective(
         &self,
         stream: &Self::Stream,
@@ -113,7 +138,10 @@ pub trait Device: Clone + Send + Sync + 'static {
         kind: Collective,
         send: &View<Self::Memory>,
         recv: &View<Self::Memory>,
-    ) -> Result<Ticket, DeviceError>;
+    ) -> Result<Ticket, DeviceError> {
+        let transfer = Transfer { send: send.clone(), recv: recv.clone() };
+        self.collective_batch(stream, comm, kind, &[transfer])
+    }
 
     /// Records an event after all work enqueued on the stream so far. Capture: an edge for internal events, a
     /// record node for external ones.

@@ -71,6 +71,29 @@ pub enum DeviceError {
         /// The group that was to use it.
         group: String,
     },
+    /// A view that must lie in a window of the communicator does not.
+    #[error(
+        "{kernel}: `{label}` is not registered with group `{group}`: allocate it from symmetric({group}) and register \
+         it before the capture"
+    )]
+    NotRegistered {
+        /// The collective.
+        kernel: &'static str,
+        /// The allocation.
+        label: String,
+        /// The group of the communicator.
+        group: String,
+    },
+    /// The communicator was given up.
+    #[error("rank {rank}: group `{group}` was aborted by rank {by}: make a new communicator")]
+    Aborted {
+        /// Who was told.
+        rank: u32,
+        /// The group.
+        group: String,
+        /// Who aborted.
+        by: u32,
+    },
     /// The call is not allowed while capturing.
     #[error("{call} is not allowed in capture (stream `{stream}`): do it before the capture begins")]
     ForbiddenInCapture {

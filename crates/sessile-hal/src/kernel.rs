@@ -95,6 +95,11 @@ pub enum Kernel {
         /// The factor.
         scale: f32,
     },
+    /// `src` (bf16 or f32) `[parts, n]`, `dst` f32 `[n]`: the sum of the parts in FP32, in order from part 0.
+    SumParts {
+        /// How many.
+        parts: u64,
+    },
     /// `dst` f32: `dst *= factor`.
     Scale {
         /// The factor.
@@ -174,6 +179,7 @@ impl Kernel {
             Kernel::Gemm(_) => "gemm",
             Kernel::Add => "add",
             Kernel::AddScaled { .. } => "add_scaled",
+            Kernel::SumParts { .. } => "sum_parts",
             Kernel::Scale { .. } => "scale",
             Kernel::EmbeddingForward { .. } => "embedding_forward",
             Kernel::EmbeddingBackward { .. } => "embedding_backward",
@@ -213,6 +219,12 @@ impl Kernel {
             }
             Kernel::Add | Kernel::AddScaled { .. } => {
                 vec![(float(0), size(0), Read), (F32, size(0), ReadWrite)]
+            }
+            Kernel::SumParts { parts } => {
+                if parts == 0 {
+                    return Err("one part or more".to_owned());
+                }
+                vec![(float(0), product(&[parts, size(1)])?, Read), (F32, size(1), Write)]
             }
             Kernel::Scale { .. } => vec![(F32, size(0), ReadWrite)],
             Kernel::EmbeddingForward { tokens, hidden, vocab } => {

@@ -25,8 +25,8 @@
 //!   different streams and graphs. All ranks must enqueue them in the same order.
 //! - A launch may block the host while too many launches are outstanding (on CUDA about 1,000 on a stream, and about
 //!   28 of graphs that hold NCCL collectives). Hold no lock that a peer needs.
-//! - A collective of a rank ends after every rank of the group has reached it. It does not promise that peers
-//!   have ended theirs.
+//! - A collective of a rank ends after every rank of the group has reached it, and when nobody reads its `send` any
+//!   more. It does not promise that peers have ended theirs.
 #![forbid(unsafe_code)]
 
 mod comm;
@@ -38,7 +38,7 @@ mod memory;
 mod op;
 mod span;
 
-pub use comm::{Collective, Comm};
+pub use comm::{Collective, Comm, Transfer};
 pub use device::{Device, EventScope, Limits, Stream};
 pub use error::DeviceError;
 pub use graph::{Graph, GraphNode, NodeKind};

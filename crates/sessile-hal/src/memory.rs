@@ -61,6 +61,8 @@ pub trait Memory: Clone + Send + Sync + fmt::Debug + 'static {
     fn label(&self) -> &str;
     /// Device address of the first byte. Fixed for life.
     fn address(&self) -> u64;
+    /// Number of the physical bytes behind the address, from 0; see [`Device::remap`](crate::Device::remap).
+    fn mapping(&self) -> u64;
 }
 
 /// A typed range of one allocation. Keeps the allocation alive.

@@ -3,122 +3,184 @@
 use std::borrow::Cow;
 
 use half::bf16;
-use sessile_hal::{ByteRange, Collective, DeviceError, Memory, View};
+use sessile_hal::{ByteRange, Collective, DeviceError, Memory, Transfer, View};
 use sessile_plan::DType;
 
+use crate::comm::Group;
 use crate::memory::{HostMemory, Lease, Slot};
 use crate::sync::Arc;
 
-/// One rank's part of a collective.
+/// One rank's part of a batch of collectives.
 pub(crate) struct Call {
     pub(crate) kind: Collective,
-    send: View<HostMemory>,
-    recv: View<HostMemory>,
+    pub(crate) transfers: Vec<Transfer<HostMemory>>,
 }
 
 /// What must be equal on all ranks.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, PartialEq)]
 pub(crate) struct Signature {
     kind: Collective,
-    dtype: DType,
-    send: u64,
-    recv: u64,
+    transfers: Vec<Shape>,
+}
+
+#[derive(Clone, PartialEq)]
+struct Shape {
+    dtypes: (DType, DType),
+    elements: (u64, u64),
+    /// Offset of `send`, where peers read it by offset.
+    offset: Option<u64>,
 }
 
 impl std::fmt::Display for Signature {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "{} of {dtype}[{}] to {dtype}[{}]",
-            self.kind.name(),
-            self.send,
-            self.recv,
-            dtype = self.dtype
-        )
+        f.write_str(self.kind.name())?;
+        for (at, Shape { dtypes, elements, offset }) in self.transfers.iter().enumerate() {
+            let (from, to) = (dtypes.0, dtypes.1);
+            write!(
+                f,
+                "{} {from}[{}] to {to}[{}]",
+                if at == 0 { " of" } else { "," },
+                elements.0,
+                elements.1
+            )?;
+            if let Some(offset) = offset {
+                write!(f, " at offset {offset} of the window")?;
+            }
+        }
+        Ok(())
     }
 }
 
+/// Checks dtypes, sizes and overlap of one transfer for position `rank` in a group of `g`.
+fn check(kind: Collective, transfer: &Transfer<HostMemory>, rank: u32, g: u64) -> Result<(), DeviceError> {
+    let Transfer { send, recv } = transfer;
+    let (sent, received) = (send.elements(), recv.elements());
+    let times = |n: u64| n.checked_mul(g);
+    let (fits, expected) = match kind {
+        Collective::AllGather => (times(sent) == Some(received), format!("n, {g}·n elements")),
+        Collective::ReduceScatter
+        | Collective::SymmetricReduceScatter
+        | Collective::ReduceScatterAccumulate { .. } => {
+            (times(received) == Some(sent), format!("{g}·n, n elements"))
+        }
+        Collective::AllReduce => (sent == received, "n, n elements".to_owned()),
+        Collective::AllToAll => {
+            (sent == received && sent.is_multiple_of(g), format!("{g}·n, {g}·n elements"))
+        }
+    };
+    let (dtypes, expected) = match kind {
+        Collective::ReduceScatterAccumulate { .. } => (
+            send.dtype() != DType::U32 && recv.dtype() == DType::F32,
+            format!("{expected} of a float dtype and f32"),
+        ),
+        Collective::ReduceScatter | Collective::SymmetricReduceScatter | Collective::AllReduce => (
+            send.dtype() == recv.dtype() && send.dtype() != DType::U32,
+            format!("{expected} of one float dtype"),
+        ),
+        Collective::AllGather | Collective::AllToAll => {
+            (send.dtype() == recv.dtype(), format!("{expected} of one dtype"))
+        }
+    };
+    if !fits || !dtypes {
+        return Err(refused(kind, transfer, expected));
+    }
+    let (from, to) = (send.range(), recv.range());
+    if in_place(transfer) {
+        let block = |whole: ByteRange| {
+            let bytes = whole.bytes() / g;
+            let start = whole.start + u64::from(rank) * bytes;
+            ByteRange { start, end: start + bytes }
+        };
+        let allowed = match kind {
+            Collective::AllGather => from == block(to),
+            Collective::ReduceScatter => to == block(from),
+            Collective::AllReduce => from == to,
+            Collective::AllToAll
+            | Collective::SymmetricReduceScatter
+            | Collective::ReduceScatterAccumulate { .. } => false,
+        };
+        if !allowed {
+            return Err(refused(kind, transfer, "views that are disjoint or exactly in place".to_owned()));
+        }
+    }
+    Ok(())
+}
+
+fn refused(kind: Collective, transfer: &Transfer<HostMemory>, expected: String) -> DeviceError {
+    let given = [&transfer.send, &transfer.recv].map(|view| (view.dtype(), view.elements()));
+    DeviceError::Operands { kernel: kind.name(), expected, given: given.to_vec() }
+}
+
+fn in_place(Transfer { send, recv }: &Transfer<HostMemory>) -> bool {
+    send.memory().id() == recv.memory().id() && send.range().overlaps(recv.range())
+}
+
 impl Call {
-    /// Checks dtypes, sizes and overlap for position `rank` in a group of `size`.
+    /// Checks dtypes, sizes, overlap and registration for position `rank` in the group.
     pub(crate) fn new(
         kind: Collective,
-        send: &View<HostMemory>,
-        recv: &View<HostMemory>,
+        transfers: &[Transfer<HostMemory>],
         rank: u32,
-        size: u32,
+        group: &Group,
     ) -> Result<Self, DeviceError> {
-        let g = u64::from(size);
-        let (sent, received) = (send.elements(), recv.elements());
-        let times = |n: u64| n.checked_mul(g);
-        let (fits, expected) = match kind {
-            Collective::AllGather => (times(sent) == Some(received), format!("n, {g}·n elements")),
-            Collective::ReduceScatter => (times(received) == Some(sent), format!("{g}·n, n elements")),
-            Collective::AllReduce => (sent == received, "n, n elements".to_owned()),
-            Collective::AllToAll => {
-                (sent == received && sent.is_multiple_of(g), format!("{g}·n, {g}·n elements"))
-            }
-        };
-        let sums = matches!(kind, Collective::ReduceScatter | Collective::AllReduce);
-        let refused = |expected: String| DeviceError::Operands {
-            kernel: kind.name(),
-            expected,
-            given: vec![(send.dtype(), sent), (recv.dtype(), received)],
-        };
-        if !fits || send.dtype() != recv.dtype() || (sums && send.dtype() == DType::U32) {
-            let floats = if sums { "one float dtype" } else { "one dtype" };
-            return Err(refused(format!("{expected} of {floats}")));
+        if transfers.is_empty() {
+            return Err(DeviceError::Operands {
+                kernel: kind.name(),
+                expected: "one transfer or more".to_owned(),
+                given: Vec::new(),
+            });
         }
-        let (from, to) = (send.range(), recv.range());
-        if send.memory().id() == recv.memory().id() && from.overlaps(to) {
-            let block = |whole: ByteRange| {
-                let bytes = whole.bytes() / g;
-                let start = whole.start + u64::from(rank) * bytes;
-                ByteRange { start, end: start + bytes }
-            };
-            let in_place = match kind {
-                Collective::AllGather => from == block(to),
-                Collective::ReduceScatter => to == block(from),
-                Collective::AllReduce => from == to,
-                Collective::AllToAll => false,
-            };
-            if !in_place {
-                return Err(refused("views that are disjoint or exactly in place".to_owned()));
+        let size = group.ranks.len() as u64;
+        for transfer in transfers {
+            check(kind, transfer, rank, size)?;
+            let needs = [(&transfer.send, kind.registers_send()), (&transfer.recv, kind.registers_recv())];
+            for (view, needed) in needs {
+                if needed && view.memory().window() != Some(group.id) {
+                    return Err(DeviceError::NotRegistered {
+                        kernel: kind.name(),
+                        label: view.memory().label().to_owned(),
+                        group: group.name.clone(),
+                    });
+                }
             }
         }
-        Ok(Call { kind, send: send.clone(), recv: recv.clone() })
+        for (at, one) in transfers.iter().enumerate() {
+            let shares = |view: &View<HostMemory>| {
+                view.memory().id() == one.recv.memory().id() && view.range().overlaps(one.recv.range())
+            };
+            let mut others = transfers.iter().enumerate().filter(|(other, _)| *other != at);
+            if others.any(|(_, other)| shares(&other.send) || shares(&other.recv)) {
+                return Err(refused(kind, one, format!("a result of its own (transfer {at} of the batch)")));
+            }
+        }
+        Ok(Call { kind, transfers: transfers.to_vec() })
     }
 
     pub(crate) fn signature(&self) -> Signature {
-        Signature {
-            kind: self.kind,
-            dtype: self.send.dtype(),
-            send: self.send.elements(),
-            recv: self.recv.elements(),
-        }
-    }
-
-    pub(crate) fn send(&self) -> &View<HostMemory> {
-        &self.send
-    }
-
-    pub(crate) fn recv(&self) -> &View<HostMemory> {
-        &self.recv
-    }
-
-    fn in_place(&self) -> bool {
-        self.send.memory().id() == self.recv.memory().id() && self.send.range().overlaps(self.recv.range())
-    }
-
-    /// The ranges to lease: what it sends and what it receives, or in place the hull of both.
-    fn ranges(&self) -> impl Iterator<Item = (&HostMemory, ByteRange, bool)> {
-        let (from, to) = (self.send.range(), self.recv.range());
-        let (read, write) = if self.in_place() {
-            (None, ByteRange { start: from.start.min(to.start), end: from.end.max(to.end) })
-        } else {
-            (Some((self.send.memory(), from, false)), to)
+        let shape = |Transfer { send, recv }: &Transfer<HostMemory>| Shape {
+            dtypes: (send.dtype(), recv.dtype()),
+            elements: (send.elements(), recv.elements()),
+            offset: self.kind.registers_send().then(|| send.range().start),
         };
-        read.into_iter().chain([(self.recv.memory(), write, true)])
+        Signature { kind: self.kind, transfers: self.transfers.iter().map(shape).collect() }
     }
+
+    /// Whether the part runs in three steps: meet, read peers' memory, meet again.
+    pub(crate) fn reads_peers(&self) -> bool {
+        matches!(self.kind, Collective::ReduceScatterAccumulate { .. })
+    }
+}
+
+/// The ranges of a transfer to lease: what it sends and what it receives, or in place the hull of both.
+fn ranges(transfer: &Transfer<HostMemory>) -> impl Iterator<Item = (&HostMemory, ByteRange, bool)> {
+    let Transfer { send, recv } = transfer;
+    let (from, to) = (send.range(), recv.range());
+    let (read, write) = if in_place(transfer) {
+        (None, ByteRange { start: from.start.min(to.start), end: from.end.max(to.end) })
+    } else {
+        (Some((send.memory(), from, false)), to)
+    };
+    read.into_iter().chain([(recv.memory(), write, true)])
 }
 
 /// A collective that all ranks have reached, in group order.
@@ -127,47 +189,141 @@ pub(crate) struct Joint {
 }
 
 impl Joint {
+    /// Nothing is leased to meet: what is read of peers is leased when it is read.
     pub(crate) fn lease(&self) -> Option<Lease> {
-        Lease::acquire(self.calls.iter().flat_map(|call| call.ranges()))
+        let moving = self.calls.iter().filter(|call| !call.reads_peers());
+        Lease::acquire(moving.flat_map(|call| &call.transfers).flat_map(ranges))
     }
 
     /// Moves and sums the bytes of all ranks.
     pub(crate) fn run(&self, lease: &mut Lease) {
-        match self.calls.first().map(|call| call.send.dtype()) {
-            None => {}
-            Some(DType::Bf16) => self.run_typed::<bf16>(lease),
-            Some(DType::F32) => self.run_typed::<f32>(lease),
-            Some(DType::U32) => self.run_typed::<u32>(lease),
-        }
-    }
-
-    fn run_typed<T: Element>(&self, lease: &mut Lease) {
+        let Some(first) = self.calls.first().filter(|call| !call.reads_peers()) else { return };
         let mut slots = lease.slots().into_iter();
-        let (mut sends, mut recvs): (Vec<Cow<'_, [T]>>, Vec<&mut [T]>) = (Vec::new(), Vec::new());
-        for call in &self.calls {
-            let (from, to) = (call.send.range(), call.recv.range());
-            match (slots.next(), call.in_place()) {
-                (Some(Slot::Write(hull)), true) => {
-                    let start = from.start.min(to.start);
-                    let part = |r: ByteRange| (r.start - start) as usize..(r.end - start) as usize;
-                    sends.push(Cow::Owned(bytemuck::cast_slice(&hull[part(from)]).to_vec()));
-                    recvs.push(bytemuck::cast_slice_mut(&mut hull[part(to)]));
-                }
-                (Some(Slot::Read(send)), false) => {
-                    sends.push(Cow::Borrowed(bytemuck::cast_slice(send)));
-                    if let Some(Slot::Write(recv)) = slots.next() {
-                        recvs.push(bytemuck::cast_slice_mut(recv));
-                    }
-                }
-                _ => unreachable!("the lease follows `Call::ranges`"),
+        let per_rank: Vec<Vec<Moved<'_>>> = self
+            .calls
+            .iter()
+            .map(|call| call.transfers.iter().map(|transfer| Moved::take(transfer, &mut slots)).collect())
+            .collect();
+        let mut per_rank: Vec<_> = per_rank.into_iter().map(Vec::into_iter).collect();
+        for transfer in &first.transfers {
+            let parts: Vec<Moved<'_>> = per_rank.iter_mut().filter_map(Iterator::next).collect();
+            match transfer.send.dtype() {
+                DType::Bf16 => run_typed::<bf16>(first.kind, parts),
+                DType::F32 => run_typed::<f32>(first.kind, parts),
+                DType::U32 => run_typed::<u32>(first.kind, parts),
             }
         }
-        match self.calls[0].kind {
-            Collective::AllGather => all_gather(&sends, &mut recvs),
-            Collective::AllToAll => all_to_all(&sends, &mut recvs),
-            Collective::ReduceScatter => reduce_scatter(&sends, &mut recvs),
-            Collective::AllReduce => all_reduce(&sends, &mut recvs),
+    }
+}
+
+/// The bytes of one rank's transfer.
+struct Moved<'a> {
+    send: Cow<'a, [u8]>,
+    recv: &'a mut [u8],
+}
+
+impl<'a> Moved<'a> {
+    /// Takes what [`ranges`] leased for the transfer.
+    fn take(transfer: &Transfer<HostMemory>, slots: &mut impl Iterator<Item = Slot<'a>>) -> Self {
+        match (slots.next(), in_place(transfer)) {
+            (Some(Slot::Write(hull)), true) => {
+                let (from, to) = (transfer.send.range(), transfer.recv.range());
+                let start = from.start.min(to.start);
+                let part = |r: ByteRange| (r.start - start) as usize..(r.end - start) as usize;
+                let send = Cow::Owned(hull[part(from)].to_vec());
+                Moved { send, recv: &mut hull[part(to)] }
+            }
+            (Some(Slot::Read(send)), false) => match slots.next() {
+                Some(Slot::Write(recv)) => Moved { send: Cow::Borrowed(send), recv },
+                _ => unreachable!("the lease follows `ranges`"),
+            },
+            _ => unreachable!("the lease follows `ranges`"),
         }
+    }
+}
+
+fn run_typed<T: Element>(kind: Collective, parts: Vec<Moved<'_>>) {
+    let (mut sends, mut recvs): (Vec<Cow<'_, [T]>>, Vec<&mut [T]>) = (Vec::new(), Vec::new());
+    for Moved { send, recv } in parts {
+        sends.push(match send {
+            Cow::Borrowed(bytes) => Cow::Borrowed(bytemuck::cast_slice(bytes)),
+            // A copy of bytes has no alignment.
+            Cow::Owned(bytes) => {
+                let elements = bytes.chunks_exact(size_of::<T>());
+                Cow::Owned(elements.map(bytemuck::pod_read_unaligned).collect())
+            }
+        });
+        recvs.push(bytemuck::cast_slice_mut(recv));
+    }
+    match kind {
+        Collective::AllGather => all_gather(&sends, &mut recvs),
+        Collective::AllToAll => all_to_all(&sends, &mut recvs),
+        Collective::ReduceScatter => reduce_scatter(&sends, &mut recvs),
+        Collective::SymmetricReduceScatter => symmetric_reduce_scatter(&sends, &mut recvs),
+        Collective::AllReduce => all_reduce(&sends, &mut recvs),
+        Collective::ReduceScatterAccumulate { .. } => {} // reads peers in `Reads` instead
+    }
+}
+
+/// A rank's own step of a collective that reads peers' memory: what it reads of each member, in group order.
+pub(crate) struct Reads {
+    call: Arc<Call>,
+    /// Block of this rank in every member's `send`, by transfer.
+    blocks: Vec<Vec<View<HostMemory>>>,
+}
+
+impl Reads {
+    /// What member `member` reads once all members have come with `calls`. `None` if their calls do not match, which
+    /// the meeting has reported.
+    pub(crate) fn of(call: &Arc<Call>, member: u64, calls: &[Arc<Call>]) -> Option<Self> {
+        let of_transfer = |at: usize| {
+            let n = call.transfers[at].recv.elements();
+            let block = |peer: &Arc<Call>| peer.transfers.get(at)?.send.slice(member * n, n).ok();
+            calls.iter().map(block).collect::<Option<Vec<_>>>()
+        };
+        let blocks = (0..call.transfers.len()).map(of_transfer).collect::<Option<Vec<_>>>()?;
+        Some(Reads { call: call.clone(), blocks })
+    }
+
+    /// Every view, and whether it is written.
+    pub(crate) fn uses(&self) -> impl Iterator<Item = (&View<HostMemory>, bool)> {
+        self.call.transfers.iter().zip(&self.blocks).flat_map(|(transfer, blocks)| {
+            blocks.iter().map(|block| (block, false)).chain([(&transfer.recv, true)])
+        })
+    }
+
+    pub(crate) fn lease(&self) -> Option<Lease> {
+        Lease::acquire(self.uses().map(|(view, writes)| (view.memory(), view.range(), writes)))
+    }
+
+    /// `recv = recv + (scale * sum)`, the sum in FP32 in rank order from 0.
+    pub(crate) fn run(&self, lease: &mut Lease) {
+        let Collective::ReduceScatterAccumulate { scale } = self.call.kind else { return };
+        let mut slots = lease.slots().into_iter();
+        for (transfer, blocks) in self.call.transfers.iter().zip(&self.blocks) {
+            let mut sends = Vec::new();
+            for slot in slots.by_ref().take(blocks.len()) {
+                if let Slot::Read(bytes) = slot {
+                    sends.push(bytes);
+                }
+            }
+            let Some(Slot::Write(recv)) = slots.next() else {
+                unreachable!("the lease follows `Reads::lease`")
+            };
+            let recv: &mut [f32] = bytemuck::cast_slice_mut(recv);
+            match transfer.send.dtype() {
+                DType::Bf16 => accumulate(&sends, recv, scale, bf16::to_f32),
+                _ => accumulate(&sends, recv, scale, |x: f32| x),
+            }
+        }
+    }
+}
+
+fn accumulate<T: bytemuck::Pod>(sends: &[&[u8]], recv: &mut [f32], scale: f32, widen: impl Fn(T) -> f32) {
+    let sends: Vec<&[T]> = sends.iter().map(|bytes| bytemuck::cast_slice(bytes)).collect();
+    for (at, recv) in recv.iter_mut().enumerate() {
+        let sum = <f32 as Element>::sum(sends.iter().map(|send| widen(send[at])));
+        *recv += scale * sum; // never contracted: product and sum are each rounded
     }
 }
 
@@ -243,6 +399,16 @@ fn reduce_scatter<T: Element>(sends: &[Cow<'_, [T]>], recvs: &mut [&mut [T]]) {
                     *sum = sum.add(x);
                 }
             }
+        }
+    }
+}
+
+/// Each block is summed in FP32, in rank order, and rounded once.
+fn symmetric_reduce_scatter<T: Element>(sends: &[Cow<'_, [T]>], recvs: &mut [&mut [T]]) {
+    for (block, recv) in recvs.iter_mut().enumerate() {
+        let first = block * recv.len();
+        for (at, sum) in recv.iter_mut().enumerate() {
+            *sum = T::sum(sends.iter().map(|send| send[first + at]));
         }
     }
 }

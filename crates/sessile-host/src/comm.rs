@@ -8,11 +8,13 @@ use sessile_hal::{Comm, DeviceError};
 use crate::collective::Signature;
 use crate::engine::TaskId;
 use crate::exchange::Rounds;
-use crate::sync::{Arc, Mutex};
+use crate::sync::{Arc, Mutex, lock};
 use crate::world::Handle;
 
 /// A process group, shared by its members.
 pub(crate) struct Group {
+    /// Unique over all worlds.
+    pub(crate) id: u64,
     pub(crate) name: String,
     pub(crate) ranks: Vec<u32>,
     /// Taken only while the engine's lock is held.
@@ -51,12 +53,16 @@ pub(crate) enum Failure {
     Lost(u32),
     /// Members met in different collectives.
     Mismatch(DeviceError),
+    /// A member gave the communicator up.
+    Aborted(u32),
 }
 
 impl Group {
     pub(crate) fn new(name: &str, ranks: &[u32]) -> Self {
+        static GROUPS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         let size = ranks.len();
         Group {
+            id: GROUPS.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
             name: name.to_owned(),
             ranks: ranks.to_vec(),
             state: Mutex::new(GroupState {
@@ -81,6 +87,15 @@ impl Group {
         match failure {
             Failure::Lost(peer) => DeviceError::PeerLost { rank, peer: *peer, what: self.describe(number) },
             Failure::Mismatch(error) => error.clone(),
+            Failure::Aborted(by) => DeviceError::Aborted { rank, group: self.name.clone(), by: *by },
+        }
+    }
+
+    /// An error for `rank` if the communicator was given up.
+    pub(crate) fn aborted(&self, rank: u32) -> Result<(), DeviceError> {
+        match &lock(&self.state).failed {
+            Some((from, failure @ Failure::Aborted(_))) => Err(self.error(failure, rank, *from)),
+            _ => Ok(()),
         }
     }
 
@@ -112,7 +127,12 @@ impl Comm for HostComm {
     }
 
     fn exchange(&self, payload: &[u8]) -> Result<Vec<Vec<u8>>, DeviceError> {
+        self.group.aborted(self.group.ranks[self.member as usize])?;
         self.handle.core.exchange(&self.group, self.member as usize, payload)
+    }
+
+    fn abort(&self) {
+        self.handle.core.abort(&self.group, self.group.ranks[self.member as usize]);
     }
 }
 

@@ -1,7 +1,8 @@
 //! The device of one rank.
 
 use sessile_hal::{
-    Collective, Comm, Device, DeviceError, EventScope, Limits, Memory, Op, Span, Stream, Ticket, View,
+    ByteRange, Collective, Comm, Device, DeviceError, EventScope, Limits, Memory, Op, Span, Stream, Ticket,
+    Transfer, View,
 };
 use sessile_plan::Domain;
 
@@ -81,7 +82,7 @@ impl HostDevice {
         let task = match &work {
             NodeWork::Op(op) => engine.add(self.rank, ticket, None, Work::Op(op.clone()), &after),
             NodeWork::Collective { group, call } => {
-                engine.add_part(self.rank, ticket, None, (group, call), &after)
+                engine.add_collective(self.rank, ticket, None, (group, call), &after)
             }
             NodeWork::Record(_) | NodeWork::Wait(_) => after[0],
         };
@@ -170,9 +171,21 @@ impl Device for HostDevice {
         } else if all.iter().any(|other| *other != mine) {
             "members gave windows of different sizes"
         } else {
+            memory.set_window(group.id);
             return Ok(());
         };
         Err(DeviceError::BadGroup { name: group.name.clone(), ranks: group.ranks.clone(), why })
+    }
+
+    fn remap(&self, memory: &HostMemory) -> Result<(), DeviceError> {
+        self.own_memory(memory)?;
+        let engine = self.engine();
+        engine.forbid_in_capture(self.rank, "remap")?;
+        let all = ByteRange { start: 0, end: memory.bytes() };
+        let mut lease = self.core().host_lease(engine, self.rank, memory, all, true)?;
+        memory.remap(&mut lease);
+        self.core().return_lease(lease);
+        Ok(())
     }
 
     fn stream(&self, label: &str) -> Result<HostStream, DeviceError> {
@@ -202,19 +215,21 @@ impl Device for HostDevice {
         self.push(stream, NodeWork::Op(Arc::new(op)))
     }
 
-    fn collective(
+    fn collective_batch(
         &self,
         stream: &HostStream,
         comm: &HostComm,
         kind: Collective,
-        send: &View<HostMemory>,
-        recv: &View<HostMemory>,
+        transfers: &[Transfer<HostMemory>],
     ) -> Result<Ticket, DeviceError> {
         self.own_stream(stream)?;
         self.own_comm(comm)?;
-        self.own_memory(send.memory())?;
-        self.own_memory(recv.memory())?;
-        let call = Arc::new(Call::new(kind, send, recv, comm.member, comm.size())?);
+        for Transfer { send, recv } in transfers {
+            self.own_memory(send.memory())?;
+            self.own_memory(recv.memory())?;
+        }
+        comm.group.aborted(self.rank)?;
+        let call = Arc::new(Call::new(kind, transfers, comm.member, &comm.group)?);
         self.push(stream, NodeWork::Collective { group: comm.group.clone(), call })
     }
 

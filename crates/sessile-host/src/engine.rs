@@ -19,13 +19,13 @@ use std::time::Instant;
 use sessile_hal::{DeviceError, Op, Span, Ticket};
 
 use crate::capture::Capture;
-use crate::collective::{Call, Joint};
+use crate::collective::{Call, Joint, Reads};
 use crate::comm::{Failure, Group, Meeting};
 use crate::exchange::Name;
 use crate::graph::{GraphCell, NodeWork};
 use crate::kernel;
 use crate::memory::{HostMemory, Lease};
-use crate::sync::{Arc, Condvar, Weak, lock};
+use crate::sync::{Arc, Condvar, Mutex, Weak, lock};
 use crate::waiting::Wait;
 
 /// A task's number, from 1, in order of enqueue.
@@ -39,12 +39,44 @@ pub(crate) enum Work {
     /// Nothing: joins its dependencies.
     Mark,
     Op(Arc<Op<HostMemory>>),
-    /// One member's part of a collective.
+    /// One member's part of a meeting.
     Part {
         group: Arc<Group>,
         number: u64,
         call: Arc<Call>,
+        step: Step,
     },
+    /// Between two meetings: one member reads its peers' memory.
+    Reads(Arc<ReadStep>),
+}
+
+/// What a meeting is for.
+#[derive(Clone)]
+pub(crate) enum Step {
+    /// The whole collective.
+    Whole,
+    /// All members have come: their memory may be read.
+    Enter(Arc<ReadStep>),
+    /// All members have read: their memory may be written again.
+    Leave(Arc<ReadStep>),
+}
+
+/// One member's reading of its peers' memory.
+#[derive(Default)]
+pub(crate) struct ReadStep(Mutex<ReadState>);
+
+#[derive(Default, Clone)]
+struct ReadState {
+    /// Known once all members have come.
+    reads: Option<Arc<Reads>>,
+    begun: u64,
+}
+
+impl ReadStep {
+    /// What is read, once it is known.
+    pub(crate) fn reads(&self) -> Option<Arc<Reads>> {
+        lock(&self.0).reads.clone()
+    }
 }
 
 pub(crate) struct Task {
@@ -102,6 +134,7 @@ pub(crate) struct Engine {
     pub(crate) groups: Vec<Weak<Group>>,
     pub(crate) policy: crate::executor::scheduled::Policy,
     pub(crate) record_spans: bool,
+    pub(crate) omit_exit_meeting: bool,
     pub(crate) shutdown: bool,
 }
 
@@ -116,6 +149,7 @@ pub(crate) struct Job {
 enum JobKind {
     Op(Arc<Op<HostMemory>>),
     Joint(Joint),
+    Reads(Arc<Reads>),
 }
 
 impl Job {
@@ -125,6 +159,10 @@ impl Job {
             JobKind::Op(op) => kernel::run(op, &mut self.lease, real_time),
             JobKind::Joint(joint) => {
                 joint.run(&mut self.lease);
+                Ok(())
+            }
+            JobKind::Reads(reads) => {
+                reads.run(&mut self.lease);
                 Ok(())
             }
         };
@@ -138,7 +176,7 @@ impl Engine {
         hosts: Arc<Vec<Condvar>>,
         clock: Clock,
         policy: crate::executor::scheduled::Policy,
-        record_spans: bool,
+        options: &crate::WorldOptions,
     ) -> Self {
         let rank = || RankState {
             tickets: 0,
@@ -163,7 +201,8 @@ impl Engine {
             names: HashMap::new(),
             groups: Vec::new(),
             policy,
-            record_spans,
+            record_spans: options.record_spans,
+            omit_exit_meeting: options.omit_exit_meeting,
             shutdown: false,
         }
     }
@@ -223,13 +262,35 @@ impl Engine {
         id
     }
 
-    /// Adds a member's part of the group's next collective.
-    pub(crate) fn add_part(
+    /// Adds a member's part of the group's next collective: one meeting, or two with the reading of peers' memory
+    /// between them.
+    pub(crate) fn add_collective(
         &mut self,
         rank: u32,
         ticket: Ticket,
         node: Option<u32>,
         (group, call): (&Arc<Group>, &Arc<Call>),
+        after: &[TaskId],
+    ) -> TaskId {
+        if !call.reads_peers() {
+            return self.add_part(rank, ticket, node, (group, call, Step::Whole), after);
+        }
+        let step = Arc::new(ReadStep::default());
+        let enter = self.add_part(rank, ticket, node, (group, call, Step::Enter(step.clone())), after);
+        let reads = self.add(rank, ticket, node, Work::Reads(step.clone()), &[enter]);
+        if self.omit_exit_meeting {
+            return reads;
+        }
+        self.add_part(rank, ticket, node, (group, call, Step::Leave(step)), &[reads])
+    }
+
+    /// Adds a member's part of the group's next meeting.
+    fn add_part(
+        &mut self,
+        rank: u32,
+        ticket: Ticket,
+        node: Option<u32>,
+        (group, call, step): (&Arc<Group>, &Arc<Call>, Step),
         after: &[TaskId],
     ) -> TaskId {
         let Some(member) = group.member(rank) else { return DONE };
@@ -247,10 +308,10 @@ impl Engine {
                 let meeting = state.meetings.entry(number).or_insert_with(|| Meeting {
                     parts: vec![None; size],
                     ready: 0,
-                    first: (rank, mine),
+                    first: (rank, mine.clone()),
                 });
                 meeting.parts[member] = Some(id);
-                let (peer, theirs) = meeting.first;
+                let (peer, theirs) = meeting.first.clone();
                 mismatch = (theirs != mine).then(|| DeviceError::CollectiveMismatch {
                     group: group.name.clone(),
                     number,
@@ -267,7 +328,7 @@ impl Engine {
         }
         let mut after = after.to_vec();
         after.push(previous);
-        let work = Work::Part { group: group.clone(), number, call: call.clone() };
+        let work = Work::Part { group: group.clone(), number, call: call.clone(), step };
         self.add(rank, ticket, node, work, &after)
     }
 
@@ -285,7 +346,7 @@ impl Engine {
             let id = match &node.work {
                 NodeWork::Op(op) => self.add(rank, ticket, at, Work::Op(op.clone()), &after),
                 NodeWork::Collective { group, call } => {
-                    self.add_part(rank, ticket, at, (group, call), &after)
+                    self.add_collective(rank, ticket, at, (group, call), &after)
                 }
                 NodeWork::Record(event) => {
                     let id = self.add(rank, ticket, at, Work::Mark, &after);
@@ -319,7 +380,17 @@ impl Engine {
                 self.fresh += 1;
                 false
             }
-            Work::Part { group, number, .. } => {
+            // If the members never met, the meeting has told why.
+            Work::Reads(step) if step.reads().is_none() => true,
+            Work::Reads(_) => {
+                self.ready.push_back(id);
+                self.fresh += 1;
+                false
+            }
+            Work::Part { group, number, step, .. } => {
+                if let Step::Enter(step) = step {
+                    lock(&step.0).begun = now;
+                }
                 let mut state = lock(&group.state);
                 if let Some((from, failure)) = &state.failed
                     && number >= from
@@ -396,6 +467,10 @@ impl Engine {
                 )?;
                 Job { tasks: vec![id], lease, kind: JobKind::Op(op.clone()) }
             }
+            Work::Reads(step) => {
+                let reads = step.reads()?;
+                Job { tasks: vec![id], lease: reads.lease()?, kind: JobKind::Reads(reads) }
+            }
             Work::Part { group, number, .. } => {
                 let state = lock(&group.state);
                 let tasks: Vec<TaskId> =
@@ -421,11 +496,19 @@ impl Engine {
     /// Ends a job's tasks.
     pub(crate) fn complete(&mut self, tasks: &[TaskId], result: Result<(), DeviceError>) {
         let now = self.now();
+        self.let_read(tasks);
         for id in tasks {
             let Some(task) = self.tasks.get(id) else { continue };
             let rank = &mut self.ranks[task.rank as usize];
-            if self.record_spans {
-                rank.spans.push(Span { ticket: task.ticket, node: task.node, begin: task.begun, end: now });
+            // Three steps of one collective are one span.
+            let begin = match &task.work {
+                Work::Part { step: Step::Enter(_), .. } => None,
+                Work::Part { step: Step::Leave(step), .. } => Some(lock(&step.0).begun),
+                Work::Reads(step) => self.omit_exit_meeting.then(|| lock(&step.0).begun),
+                _ => Some(task.begun),
+            };
+            if let (true, Some(begin)) = (self.record_spans, begin) {
+                rank.spans.push(Span { ticket: task.ticket, node: task.node, begin, end: now });
             }
             if let Err(error) = &result {
                 rank.fault.get_or_insert_with(|| error.clone());
@@ -439,6 +522,32 @@ impl Engine {
         }
     }
 
+    /// If these tasks are a meeting that lets its members read: tells each what.
+    fn let_read(&self, tasks: &[TaskId]) {
+        let parts = tasks.iter().filter_map(|id| match self.tasks.get(id).map(|task| &task.work) {
+            Some(Work::Part { call, step: Step::Enter(step), .. }) => Some((call, step)),
+            _ => None,
+        });
+        let parts: Vec<_> = parts.collect();
+        let calls: Vec<Arc<Call>> = parts.iter().map(|(call, _)| (*call).clone()).collect();
+        for (member, (call, step)) in (0..).zip(parts) {
+            lock(&step.0).reads = Reads::of(call, member, &calls).map(Arc::new);
+        }
+    }
+
+    /// What a pending task will read of its peers, if all members have enqueued the meeting before it.
+    pub(crate) fn will_read(&self, task: &Task) -> Option<Reads> {
+        let enter = task.dependencies.iter().find_map(|id| self.tasks.get(id))?;
+        let Work::Part { group, number, call, step: Step::Enter(_) } = &enter.work else { return None };
+        let parts = lock(&group.state).meetings.get(number)?.parts.clone();
+        let call_of = |id: &Option<TaskId>| match &self.tasks.get(&(*id)?)?.work {
+            Work::Part { call, .. } => Some(call.clone()),
+            _ => None,
+        };
+        let calls = parts.iter().map(call_of).collect::<Option<Vec<_>>>()?;
+        Reads::of(call, group.member(task.rank)? as u64, &calls)
+    }
+
     /// An error if a stream of `rank` captures.
     pub(crate) fn forbid_in_capture(&self, rank: u32, call: &'static str) -> Result<(), DeviceError> {
         match &self.ranks[rank as usize].capture {
@@ -448,6 +557,15 @@ impl Engine {
             }),
             None => Ok(()),
         }
+    }
+
+    /// A rank gives a communicator up: nothing of it that has not ended will have any effect.
+    pub(crate) fn abort(&mut self, group: &Arc<Group>, by: u32) {
+        let from = {
+            let state = lock(&group.state);
+            state.meetings.keys().chain(&state.next).copied().min().unwrap_or(0)
+        };
+        self.fail_group(group, from, Failure::Aborted(by));
     }
 
     /// A rank's program runs (again). Groups that only lost members which have all come back work on.

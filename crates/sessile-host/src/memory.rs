@@ -9,6 +9,7 @@
 use std::alloc::{Layout, alloc, dealloc};
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use sessile_hal::{ByteRange, DeviceError, Memory, MemoryId};
 use sessile_plan::Domain;
@@ -96,6 +97,9 @@ struct Allocation {
     base: NonNull<u8>,
     layout: Layout,
     borrows: Mutex<Vec<Borrow>>,
+    /// The group it is registered with, by [`Group::id`](crate::comm::Group).
+    window: Mutex<Option<u64>>,
+    mapping: AtomicU64,
 }
 
 #[derive(Clone, Copy)]
@@ -168,7 +172,31 @@ impl HostMemory {
             base,
             layout,
             borrows: Mutex::new(Vec::new()),
+            window: Mutex::new(None),
+            mapping: AtomicU64::new(0),
         })))
+    }
+
+    /// The group it is registered with.
+    pub(crate) fn window(&self) -> Option<u64> {
+        *lock(&self.0.window)
+    }
+
+    /// Notes a registration.
+    pub(crate) fn set_window(&self, group: u64) {
+        *lock(&self.0.window) = Some(group);
+    }
+
+    /// As if the bytes were given back and fresh ones mapped at the same address: poison, no registration. `lease`
+    /// covers them all.
+    pub(crate) fn remap(&self, lease: &mut Lease) {
+        for slot in lease.slots() {
+            if let Slot::Write(bytes) = slot {
+                bytes.fill(POISON);
+            }
+        }
+        *lock(&self.0.window) = None;
+        self.0.mapping.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Whether this was allocated against `account`.
@@ -196,6 +224,10 @@ impl Memory for HostMemory {
 
     fn address(&self) -> u64 {
         self.0.base.as_ptr().addr() as u64
+    }
+
+    fn mapping(&self) -> u64 {
+        self.0.mapping.load(Ordering::Relaxed)
     }
 }
 

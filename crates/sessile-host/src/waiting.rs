@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use sessile_hal::{ByteRange, DeviceError};
 
-use crate::comm::Group;
+use crate::comm::{Failure, Group};
 use crate::engine::{Engine, Presence, TaskId, Work};
 use crate::executor::{Mode, scheduled};
 use crate::memory::{HostMemory, Lease};
@@ -132,6 +132,9 @@ impl Engine {
                 let state = lock(&group.state);
                 if state.rounds.missing(*number).is_none() {
                     return Some(Ok(()));
+                }
+                if let Some((from, failure @ Failure::Aborted(_))) = &state.failed {
+                    return Some(Err(group.error(failure, rank, *from)));
                 }
                 let lost = (0..).zip(&group.ranks).find(|(m, r)| gone(r) && state.rounds.lacks(*number, *m));
                 lost.map(|(_, &peer)| {

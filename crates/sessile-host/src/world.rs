@@ -23,6 +23,9 @@ pub struct WorldOptions {
     /// Whether [`take_spans`](sessile_hal::Device::take_spans) has something to give. Spans pile up until they are
     /// taken.
     pub record_spans: bool,
+    /// Breaks the device, for tests that show what it guards against: a collective that reads peers' memory ends on a
+    /// rank when that rank has read, not when all have.
+    pub omit_exit_meeting: bool,
 }
 
 impl Default for WorldOptions {
@@ -34,6 +37,7 @@ impl Default for WorldOptions {
             deadline: Duration::from_secs(60),
             memory_limit: None,
             record_spans: true,
+            omit_exit_meeting: false,
         }
     }
 }
@@ -91,6 +95,15 @@ impl Core {
         for _ in 0..std::mem::take(&mut engine.fresh) {
             self.work.notify_one();
         }
+    }
+
+    /// See [`sessile_hal::Comm::abort`].
+    pub(crate) fn abort(&self, group: &Arc<crate::comm::Group>, by: u32) {
+        let mut engine = lock(&self.engine);
+        engine.abort(group, by);
+        engine.settle();
+        self.poke(&mut engine);
+        self.advance(&mut engine);
     }
 
     /// Waits until nothing can run any more, and gives up what never will. Only while no program runs.
@@ -151,7 +164,7 @@ impl World {
             }
             Mode::Scheduled { seed, order } => (0, Clock::Steps(0), scheduled::Policy::new(order, seed)),
         };
-        let engine = Engine::new(ranks, hosts.clone(), clock, policy, options.record_spans);
+        let engine = Engine::new(ranks, hosts.clone(), clock, policy, &options);
         let core = Arc::new(Core {
             id: WORLDS.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
             engine: Mutex::new(engine),

@@ -21,10 +21,10 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
-use sessile_hal::{ByteRange, MemoryId};
+use sessile_hal::{ByteRange, MemoryId, Transfer};
 
 use super::Order;
-use crate::engine::{Clock, Engine, Task, TaskId, Work};
+use crate::engine::{Clock, Engine, Step, Task, TaskId, Work};
 use crate::sync::lock;
 
 /// How the next task is picked.
@@ -122,9 +122,18 @@ impl Lookahead {
             match &task.work {
                 Work::Mark => {}
                 Work::Op(op) => op.operands().iter().for_each(|o| add(&o.view, o.access.writes())),
-                Work::Part { call, .. } => {
-                    add(call.send(), false);
-                    add(call.recv(), true);
+                Work::Part { step: Step::Whole, call, .. } => {
+                    for Transfer { send, recv } in &call.transfers {
+                        add(send, false);
+                        add(recv, true);
+                    }
+                }
+                Work::Part { step: Step::Enter(_) | Step::Leave(_), .. } => {}
+                Work::Reads(step) => {
+                    let reads = step.reads().or_else(|| engine.will_read(task).map(std::sync::Arc::new));
+                    for (view, writes) in reads.iter().flat_map(|reads| reads.uses()) {
+                        add(view, writes);
+                    }
                 }
             }
         }

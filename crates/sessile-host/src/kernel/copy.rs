@@ -67,6 +67,25 @@ pub(super) fn add_scaled(mut args: Args<'_>, scale: f32) -> Result<(), Fault> {
     Ok(())
 }
 
+/// Starts from part 0 itself: 0 + part 0 would lose the sign of -0.
+pub(super) fn sum_parts(mut args: Args<'_>) -> Result<(), Fault> {
+    fn sum<T: Pod>(from: &[T], to: &mut [f32], widen: impl Fn(T) -> f32) {
+        let n = to.len();
+        for (at, to) in to.iter_mut().enumerate() {
+            let mut parts = from.iter().skip(at).step_by(n.max(1)).map(|x| widen(*x));
+            let first = parts.next().unwrap_or(0.0);
+            *to = parts.fold(first, |sum, x| sum + x);
+        }
+    }
+    let from = args.read_floats()?;
+    let to = args.write::<f32>()?;
+    match from {
+        Floats::Bf16(from) => sum(from, to, bf16::to_f32),
+        Floats::F32(from) => sum(from, to, |x| x),
+    }
+    Ok(())
+}
+
 pub(super) fn scale(mut args: Args<'_>, factor: f32) -> Result<(), Fault> {
     args.write::<f32>()?.iter_mut().for_each(|x| *x *= factor);
     Ok(())
@@ -102,6 +121,17 @@ mod tests {
         let product = scale * x;
         assert_eq!(operands[1].floats(), [y + product]);
         assert_ne!(y + product, scale.mul_add(x, y), "the case tells the two apart");
+    }
+
+    #[test]
+    fn parts_are_summed_in_fp32_in_order_from_the_first() {
+        // bf16 adds from part 0 would stay at 256; and 1 + (-1e8 + 1e8) is not (1 - 1e8) + 1e8.
+        let mut trap = [Buffer::bf16(&[256.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]), Buffer::f32(&[0.0])];
+        run(&Kernel::SumParts { parts: 8 }, 1, &mut trap).expect("fits");
+        assert_eq!(trap[1].floats(), [263.0]);
+        let mut order = [Buffer::f32(&[1.0, -0.0, -1e8, -0.0, 1e8, -0.0]), Buffer::f32(&[9.0, 9.0])];
+        run(&Kernel::SumParts { parts: 3 }, 1, &mut order).expect("fits");
+        assert_eq!(order[1].floats().iter().map(|x| x.to_bits()).collect::<Vec<_>>(), [0, 1 << 31]);
     }
 
     #[test]

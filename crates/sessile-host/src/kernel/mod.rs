@@ -55,6 +55,7 @@ fn dispatch(kernel: &Kernel, args: Args<'_>) -> Result<(), Fault> {
         Kernel::Cast => copy::cast(args),
         Kernel::Add => copy::add(args),
         Kernel::AddScaled { scale } => copy::add_scaled(args, scale),
+        Kernel::SumParts { .. } => copy::sum_parts(args),
         Kernel::Scale { factor } => copy::scale(args, factor),
         Kernel::Gemm(shape) => gemm::gemm(args, shape),
         Kernel::EmbeddingForward { hidden, vocab, .. } => embedding::forward(args, hidden, vocab),

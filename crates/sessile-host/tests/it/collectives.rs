@@ -20,6 +20,9 @@ fn collective(options: &WorldOptions, kind: Collective, n: usize) -> Vec<Vec<f32
         Collective::ReduceScatter => (n * size, n),
         Collective::AllReduce => (n, n),
         Collective::AllToAll => (n * size, n * size),
+        Collective::SymmetricReduceScatter | Collective::ReduceScatterAccumulate { .. } => {
+            panic!("tested with windows")
+        }
     };
     run(options, |device| {
         let ranks: Vec<u32> = (0..device.world_size()).collect();

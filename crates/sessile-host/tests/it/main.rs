@@ -9,3 +9,4 @@ mod memory;
 mod orders;
 mod programs;
 mod support;
+mod windows;

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sessile_hal::{
     Access, Collective, Comm, Device, DeviceError, EventScope, Graph, GraphNode, Limits, Memory, NodeKind,
-    Op, Span, Stream, Ticket, View,
+    Op, Span, Stream, Ticket, Transfer, View,
 };
 use sessile_plan::Domain;
 
@@ -119,6 +119,10 @@ impl<C: Comm> Comm for RecordedComm<C> {
         let answers = self.inner.exchange(payload)?;
         self.journal.entry(|_| Entry::Exchange { comm: self.id });
         Ok(answers)
+    }
+
+    fn abort(&self) {
+        self.inner.abort();
     }
 }
 
@@ -232,6 +236,10 @@ impl<D: Device> Device for Recorded<D> {
         self.device.register_window(&comm.inner, memory)
     }
 
+    fn remap(&self, memory: &D::Memory) -> Result<(), DeviceError> {
+        self.device.remap(memory)
+    }
+
     fn stream(&self, label: &str) -> Result<D::Stream, DeviceError> {
         let stream = self.device.stream(label)?;
         let mut log = self.journal.lock();
@@ -271,18 +279,20 @@ impl<D: Device> Device for Recorded<D> {
         Ok(ticket)
     }
 
-    fn collective(
+    fn collective_batch(
         &self,
         stream: &D::Stream,
         comm: &Self::Comm,
         kind: Collective,
-        send: &View<D::Memory>,
-        recv: &View<D::Memory>,
+        transfers: &[Transfer<D::Memory>],
     ) -> Result<Ticket, DeviceError> {
-        let ticket = self.device.collective(stream, &comm.inner, kind, send, recv)?;
+        let ticket = self.device.collective_batch(stream, &comm.inner, kind, transfers)?;
         self.work(stream, ticket, || {
             let work = Work::Collective { comm: comm.id, kind: kind.name().to_owned() };
-            node(work, kind.name(), vec![access(send, Access::Read), access(recv, Access::Write)])
+            let accesses = transfers.iter().flat_map(|Transfer { send, recv }| {
+                [access(send, Access::Read), access(recv, kind.recv_access())]
+            });
+            node(work, kind.name(), accesses.collect())
         });
         Ok(ticket)
     }

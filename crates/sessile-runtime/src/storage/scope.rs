@@ -6,7 +6,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use sessile_hal::{Collective, Device, DeviceError, EventScope, Op, Stream, Ticket, View};
+use sessile_hal::{
+    Collective, Comm, Device, DeviceError, EventScope, Memory, Op, Stream, Ticket, Transfer, View,
+};
 use sessile_plan::{Domain, Fence, PointKind, RequestId, RequestSpec, VIEW_ALIGN};
 
 use super::Runtime;
@@ -267,7 +269,36 @@ impl<D: Device> Runtime<D> {
         send: &View<D::Memory>,
         recv: &View<D::Memory>,
     ) -> Result<Ticket, RuntimeError> {
-        let ticket = self.device.collective(stream, self.group(group)?, kind, send, recv)?;
+        let transfer = Transfer { send: send.clone(), recv: recv.clone() };
+        self.collective_batch(stream, group, kind, &[transfer])
+    }
+
+    /// Enqueues collectives of a known group that travel as one batch.
+    ///
+    /// # Errors
+    /// Before any call to the device: [`RuntimeError::UnknownGroup`], and [`DeviceError::WrongDomain`] for a view in the
+    /// registered memory of another group. Those of the device.
+    pub fn collective_batch(
+        &mut self,
+        stream: &D::Stream,
+        group: &str,
+        kind: Collective,
+        transfers: &[Transfer<D::Memory>],
+    ) -> Result<Ticket, RuntimeError> {
+        let comm = self.group(group)?;
+        for view in transfers.iter().flat_map(|Transfer { send, recv }| [send, recv]) {
+            if let Domain::Symmetric(owner) = view.memory().domain()
+                && owner != comm.name()
+            {
+                return Err(DeviceError::WrongDomain {
+                    label: view.memory().label().to_owned(),
+                    domain: view.memory().domain().to_string(),
+                    group: comm.name().to_owned(),
+                }
+                .into());
+            }
+        }
+        let ticket = self.device.collective_batch(stream, comm, kind, transfers)?;
         if let Some(pass) = self.scope.pass() {
             pass.point(stream.id(), PointKind::Collective(group.to_owned()));
         }

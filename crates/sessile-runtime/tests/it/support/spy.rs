@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sessile_hal::{
-    Collective, Comm, Device, DeviceError, EventScope, Limits, Op, Span, Stream, Ticket, View,
+    Collective, Comm, Device, DeviceError, EventScope, Limits, Op, Span, Stream, Ticket, Transfer, View,
 };
 use sessile_host::HostDevice;
 use sessile_plan::Domain;
@@ -89,6 +89,11 @@ impl Device for Spy {
         self.device.register_window(comm, memory)
     }
 
+    fn remap(&self, memory: &Self::Memory) -> Result<(), DeviceError> {
+        self.note("remap", sessile_hal::Memory::label(memory))?;
+        self.device.remap(memory)
+    }
+
     fn stream(&self, label: &str) -> Result<Self::Stream, DeviceError> {
         self.note("stream", label)?;
         self.device.stream(label)
@@ -109,16 +114,15 @@ impl Device for Spy {
         self.device.enqueue(stream, op)
     }
 
-    fn collective(
+    fn collective_batch(
         &self,
         stream: &Self::Stream,
         comm: &Self::Comm,
         kind: Collective,
-        send: &View<Self::Memory>,
-        recv: &View<Self::Memory>,
+        transfers: &[Transfer<Self::Memory>],
     ) -> Result<Ticket, DeviceError> {
         self.note("collective", stream.label())?;
-        self.device.collective(stream, comm, kind, send, recv)
+        self.device.collective_batch(stream, comm, kind, transfers)
     }
 
     fn record(&self, stream: &Self::Stream, event: &Self::Event) -> Result<Ticket, DeviceError> {
