@@ -46,6 +46,15 @@ pub(crate) struct Meeting {
     pub(crate) first: (u32, Signature),
 }
 
+/// The graph launch that a part comes from.
+#[derive(Clone)]
+pub(crate) struct Origin {
+    /// The label of the stream it was captured on.
+    pub(crate) graph: Arc<str>,
+    /// From 1.
+    pub(crate) launch: u64,
+}
+
 /// Why the collectives of a group fail.
 #[derive(Clone)]
 pub(crate) enum Failure {
@@ -78,14 +87,25 @@ impl Group {
     }
 
     /// What collective `number` is called in errors.
-    pub(crate) fn describe(&self, number: u64) -> String {
-        format!("collective {number} of group `{}`", self.name)
+    pub(crate) fn describe(&self, number: u64, origin: Option<&Origin>) -> String {
+        let within = origin.map_or(String::new(), |Origin { graph, launch }| {
+            format!(" in launch {launch} of graph `{graph}`")
+        });
+        format!("collective {number} of group `{}`{within}", self.name)
     }
 
     /// What `rank` gets to see for its part in collective `number`.
-    pub(crate) fn error(&self, failure: &Failure, rank: u32, number: u64) -> DeviceError {
+    pub(crate) fn error(
+        &self,
+        failure: &Failure,
+        rank: u32,
+        number: u64,
+        origin: Option<&Origin>,
+    ) -> DeviceError {
         match failure {
-            Failure::Lost(peer) => DeviceError::PeerLost { rank, peer: *peer, what: self.describe(number) },
+            Failure::Lost(peer) => {
+                DeviceError::PeerLost { rank, peer: *peer, what: self.describe(number, origin) }
+            }
             Failure::Mismatch(error) => error.clone(),
             Failure::Aborted(by) => DeviceError::Aborted { rank, group: self.name.clone(), by: *by },
         }
@@ -94,7 +114,7 @@ impl Group {
     /// An error for `rank` if the communicator was given up.
     pub(crate) fn aborted(&self, rank: u32) -> Result<(), DeviceError> {
         match &lock(&self.state).failed {
-            Some((from, failure @ Failure::Aborted(_))) => Err(self.error(failure, rank, *from)),
+            Some((from, failure @ Failure::Aborted(_))) => Err(self.error(failure, rank, *from, None)),
             _ => Ok(()),
         }
     }

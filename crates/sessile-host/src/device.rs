@@ -82,7 +82,7 @@ impl HostDevice {
         let task = match &work {
             NodeWork::Op(op) => engine.add(self.rank, ticket, None, Work::Op(op.clone()), &after),
             NodeWork::Collective { group, call } => {
-                engine.add_collective(self.rank, ticket, None, (group, call), &after)
+                engine.add_collective(self.rank, ticket, None, (group, call, None), &after)
             }
             NodeWork::Record(_) | NodeWork::Wait(_) => after[0],
         };
@@ -289,7 +289,7 @@ impl Device for HostDevice {
         let capture = &mut engine.ranks[self.rank as usize].capture;
         match capture.take_if(|capture| capture.origin().id() == stream.id()) {
             None => Err(DeviceError::NotCapturing { stream: stream.label().to_owned() }),
-            Some(capture) => Ok(HostGraph::new(self.core().id, self.rank, capture.end()?)),
+            Some(capture) => Ok(HostGraph::new(self.core().id, self.rank, stream.label(), capture.end()?)),
         }
     }
 

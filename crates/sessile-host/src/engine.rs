@@ -20,7 +20,7 @@ use sessile_hal::{DeviceError, Op, Span, Ticket};
 
 use crate::capture::Capture;
 use crate::collective::{Call, Joint, Reads};
-use crate::comm::{Failure, Group, Meeting};
+use crate::comm::{Failure, Group, Meeting, Origin};
 use crate::exchange::Name;
 use crate::graph::{GraphCell, NodeWork};
 use crate::kernel;
@@ -45,9 +45,18 @@ pub(crate) enum Work {
         number: u64,
         call: Arc<Call>,
         step: Step,
+        origin: Option<Origin>,
     },
     /// Between two meetings: one member reads its peers' memory.
     Reads(Arc<ReadStep>),
+}
+
+/// One member's part of a meeting, before it has its number.
+struct Part<'a> {
+    group: &'a Arc<Group>,
+    call: &'a Arc<Call>,
+    origin: Option<Origin>,
+    step: Step,
 }
 
 /// What a meeting is for.
@@ -269,19 +278,20 @@ impl Engine {
         rank: u32,
         ticket: Ticket,
         node: Option<u32>,
-        (group, call): (&Arc<Group>, &Arc<Call>),
+        (group, call, origin): (&Arc<Group>, &Arc<Call>, Option<Origin>),
         after: &[TaskId],
     ) -> TaskId {
+        let part = |step| Part { group, call, origin: origin.clone(), step };
         if !call.reads_peers() {
-            return self.add_part(rank, ticket, node, (group, call, Step::Whole), after);
+            return self.add_part(rank, ticket, node, part(Step::Whole), after);
         }
         let step = Arc::new(ReadStep::default());
-        let enter = self.add_part(rank, ticket, node, (group, call, Step::Enter(step.clone())), after);
+        let enter = self.add_part(rank, ticket, node, part(Step::Enter(step.clone())), after);
         let reads = self.add(rank, ticket, node, Work::Reads(step.clone()), &[enter]);
         if self.omit_exit_meeting {
             return reads;
         }
-        self.add_part(rank, ticket, node, (group, call, Step::Leave(step)), &[reads])
+        self.add_part(rank, ticket, node, part(Step::Leave(step)), &[reads])
     }
 
     /// Adds a member's part of the group's next meeting.
@@ -290,7 +300,7 @@ impl Engine {
         rank: u32,
         ticket: Ticket,
         node: Option<u32>,
-        (group, call, step): (&Arc<Group>, &Arc<Call>, Step),
+        Part { group, call, origin, step }: Part<'_>,
         after: &[TaskId],
     ) -> TaskId {
         let Some(member) = group.member(rank) else { return DONE };
@@ -328,13 +338,14 @@ impl Engine {
         }
         let mut after = after.to_vec();
         after.push(previous);
-        let work = Work::Part { group: group.clone(), number, call: call.clone(), step };
+        let work = Work::Part { group: group.clone(), number, call: call.clone(), step, origin };
         self.add(rank, ticket, node, work, &after)
     }
 
     /// Expands a launch into tasks; the task that ends with the last node.
     pub(crate) fn launch(&mut self, graph: &GraphCell, ticket: Ticket, tail: TaskId) -> TaskId {
         let rank = graph.rank;
+        let launch = 1 + graph.launches.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let start = self.add(rank, ticket, None, Work::Mark, &[tail, graph.launched.get()]);
         let mut ids: Vec<TaskId> = Vec::with_capacity(graph.nodes.len());
         for (index, node) in (0u32..).zip(&graph.nodes) {
@@ -346,7 +357,8 @@ impl Engine {
             let id = match &node.work {
                 NodeWork::Op(op) => self.add(rank, ticket, at, Work::Op(op.clone()), &after),
                 NodeWork::Collective { group, call } => {
-                    self.add_collective(rank, ticket, at, (group, call), &after)
+                    let origin = Origin { graph: graph.label.clone(), launch };
+                    self.add_collective(rank, ticket, at, (group, call, Some(origin)), &after)
                 }
                 NodeWork::Record(event) => {
                     let id = self.add(rank, ticket, at, Work::Mark, &after);
@@ -387,7 +399,7 @@ impl Engine {
                 self.fresh += 1;
                 false
             }
-            Work::Part { group, number, step, .. } => {
+            Work::Part { group, number, step, origin, .. } => {
                 if let Step::Enter(step) = step {
                     lock(&step.0).begun = now;
                 }
@@ -395,7 +407,7 @@ impl Engine {
                 if let Some((from, failure)) = &state.failed
                     && number >= from
                 {
-                    let error = group.error(failure, rank, *number);
+                    let error = group.error(failure, rank, *number, origin.as_ref());
                     drop(state);
                     self.ranks[rank as usize].fault.get_or_insert(error);
                     return true;
@@ -448,7 +460,11 @@ impl Engine {
         for (number, id) in stuck {
             if let Some(task) = self.tasks.get(&id).filter(|task| task.blockers == 0) {
                 let rank = task.rank;
-                let error = group.error(&failure, rank, number);
+                let origin = match &task.work {
+                    Work::Part { origin, .. } => origin.as_ref(),
+                    _ => None,
+                };
+                let error = group.error(&failure, rank, number, origin);
                 self.ranks[rank as usize].fault.get_or_insert(error);
                 self.finish(id, now);
             }
@@ -538,7 +554,7 @@ impl Engine {
     /// What a pending task will read of its peers, if all members have enqueued the meeting before it.
     pub(crate) fn will_read(&self, task: &Task) -> Option<Reads> {
         let enter = task.dependencies.iter().find_map(|id| self.tasks.get(id))?;
-        let Work::Part { group, number, call, step: Step::Enter(_) } = &enter.work else { return None };
+        let Work::Part { group, number, call, step: Step::Enter(_), .. } = &enter.work else { return None };
         let parts = lock(&group.state).meetings.get(number)?.parts.clone();
         let call_of = |id: &Option<TaskId>| match &self.tasks.get(&(*id)?)?.work {
             Work::Part { call, .. } => Some(call.clone()),

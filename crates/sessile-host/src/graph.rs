@@ -1,6 +1,7 @@
 //! Captured graphs.
 
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 
 use sessile_hal::{Graph, GraphNode, NodeKind, Op, Ticket};
 
@@ -35,15 +36,19 @@ pub struct HostGraph(pub(crate) Arc<GraphCell>);
 pub(crate) struct GraphCell {
     pub(crate) rank: u32,
     pub(crate) world: u64,
+    /// Label of the stream it was captured on.
+    pub(crate) label: Arc<str>,
     pub(crate) nodes: Vec<Node>,
     /// Nodes that no other node depends on.
     pub(crate) sinks: Vec<u32>,
     /// The end of the latest launch.
     pub(crate) launched: Tail,
+    /// Launches so far.
+    pub(crate) launches: AtomicU64,
 }
 
 impl HostGraph {
-    pub(crate) fn new(world: u64, rank: u32, nodes: Vec<Node>) -> Self {
+    pub(crate) fn new(world: u64, rank: u32, label: &str, nodes: Vec<Node>) -> Self {
         let mut is_sink = vec![true; nodes.len()];
         for node in &nodes {
             for &dependency in &node.dependencies {
@@ -51,7 +56,15 @@ impl HostGraph {
             }
         }
         let sinks = (0u32..).zip(is_sink).filter_map(|(at, sink)| sink.then_some(at)).collect();
-        HostGraph(Arc::new(GraphCell { rank, world, nodes, sinks, launched: Tail::default() }))
+        HostGraph(Arc::new(GraphCell {
+            rank,
+            world,
+            label: label.into(),
+            nodes,
+            sinks,
+            launched: Tail::default(),
+            launches: AtomicU64::new(0),
+        }))
     }
 }
 
@@ -73,6 +86,6 @@ impl Graph for HostGraph {
 
 impl fmt::Debug for HostGraph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "graph of {} nodes of rank {}", self.0.nodes.len(), self.0.rank)
+        write!(f, "graph `{}` of {} nodes of rank {}", self.0.label, self.0.nodes.len(), self.0.rank)
     }
 }

@@ -134,7 +134,7 @@ impl Engine {
                     return Some(Ok(()));
                 }
                 if let Some((from, failure @ Failure::Aborted(_))) = &state.failed {
-                    return Some(Err(group.error(failure, rank, *from)));
+                    return Some(Err(group.error(failure, rank, *from, None)));
                 }
                 let lost = (0..).zip(&group.ranks).find(|(m, r)| gone(r) && state.rounds.lacks(*number, *m));
                 lost.map(|(_, &peer)| {
@@ -240,11 +240,12 @@ impl Engine {
         while let Some(id) = open.pop() {
             let Some(task) = self.tasks.get(&id) else { continue };
             let mut next = task.dependencies.clone();
-            if let Work::Part { group, number, .. } = &task.work {
+            if let Work::Part { group, number, origin, .. } = &task.work {
                 let state = lock(&group.state);
                 if let Some(meeting) = state.meetings.get(number) {
                     if let Some(member) = meeting.parts.iter().position(Option::is_none) {
-                        return Some(Missing { rank: group.ranks[member], what: group.describe(*number) });
+                        let what = group.describe(*number, origin.as_ref());
+                        return Some(Missing { rank: group.ranks[member], what });
                     }
                     next.extend(meeting.parts.iter().flatten());
                 }

@@ -87,6 +87,21 @@ pub(crate) fn same_options<C: Comm>(world: &C, options: &PlanOptions) -> Result<
     }
 }
 
+/// Checks that all members of a group ask for the same number of bytes of registered memory.
+pub(crate) fn same_size<C: Comm>(comm: &C, bytes: u64) -> Result<(), RuntimeError> {
+    let all: Vec<u64> = exchange(comm, &bytes)?;
+    if all.iter().all(|other| *other == all[0]) {
+        return Ok(());
+    }
+    let (common, odd) = odd_one(&all);
+    Err(RuntimeError::WindowSizes {
+        group: comm.name().to_owned(),
+        rank: comm.ranks()[odd],
+        found: all[odd],
+        expected: all[common],
+    })
+}
+
 /// A runner's name, and hash and text of its requests.
 type Requests = (String, Vec<(u64, String)>);
 

@@ -198,6 +198,43 @@ pub enum RuntimeError {
         /// The rank that differs.
         rank: u32,
     },
+    /// Eager work asked for registered memory after the seal, and no free buffer was left. Nobody waits for this rank.
+    #[error(
+        "eager work asks for {bytes} bytes of {domain} after the seal, and none of that size are free: registration is \
+         collective and ends with the seal; run the same eager work once before it"
+    )]
+    PoolSealed {
+        /// The domain.
+        domain: String,
+        /// What was asked for.
+        bytes: u64,
+    },
+    /// Members of a group asked for registered memory of different sizes.
+    #[error(
+        "group `{group}`: rank {rank} asks for a window of {found} bytes where the others ask for {expected}: every \
+         rank must ask for the same registered buffers in the same order"
+    )]
+    WindowSizes {
+        /// The group.
+        group: String,
+        /// The rank that differs.
+        rank: u32,
+        /// What it asks for.
+        found: u64,
+        /// What most members ask for.
+        expected: u64,
+    },
+    /// An arena's bytes were given back and mapped again since the runner was captured.
+    #[error(
+        "runner `{runner}`: the bytes of {arena} were mapped again since its capture, so its graph is out of date: \
+         capture it again"
+    )]
+    StaleArena {
+        /// The runner.
+        runner: String,
+        /// The arena.
+        arena: String,
+    },
     /// A rank could not allocate its arenas; all ranks gave theirs back.
     #[error(
         "rank {rank} could not allocate its arenas ({detail}); all ranks gave theirs back and can seal again"

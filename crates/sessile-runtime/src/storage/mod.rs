@@ -35,6 +35,8 @@ struct SealedRunner<D: Device> {
     graph: Option<D::Graph>,
     completes: bool,
     in_flight: bool,
+    /// [`Memory::mapping`] of every arena at the capture.
+    mappings: Vec<u64>,
 }
 
 /// Everything that exists between seal and release.
@@ -201,6 +203,12 @@ impl<D: Device> Runtime<D> {
 }
 
 impl<D: Device> Sealed<D> {
+    /// The first arena whose bytes were mapped again since the runner's capture.
+    fn stale_arena(&self, runner: usize) -> Option<&D::Memory> {
+        let then = &self.runners[runner].mappings;
+        self.arenas.iter().zip(then).find(|(arena, then)| arena.mapping() != **then).map(|(arena, _)| arena)
+    }
+
     fn runner(&self, name: &str) -> Result<usize, RuntimeError> {
         self.by_name.get(name).copied().ok_or_else(|| RuntimeError::UnknownRunner { runner: name.to_owned() })
     }

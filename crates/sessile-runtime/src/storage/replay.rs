@@ -37,8 +37,8 @@ impl<D: Device> Runtime<D> {
     /// on. Does not block the host. Every rank must launch the same runners in the same order.
     ///
     /// # Errors
-    /// [`RuntimeError::NotCaptured`], [`RuntimeError::WrongPhase`], [`RuntimeError::UnknownRunner`], and those of the
-    /// device.
+    /// [`RuntimeError::NotCaptured`], [`RuntimeError::StaleArena`], [`RuntimeError::WrongPhase`],
+    /// [`RuntimeError::UnknownRunner`], and those of the device.
     pub fn replay(&mut self, runner: &str) -> Result<Order, RuntimeError> {
         self.idle("replay")?;
         let in_order = self.in_order(runner)?;
@@ -46,6 +46,10 @@ impl<D: Device> Runtime<D> {
         let at = sealed.runner(runner)?;
         if sealed.runners[at].graph.is_none() {
             return Err(RuntimeError::NotCaptured { runner: runner.to_owned() });
+        }
+        if let Some(arena) = sealed.stale_arena(at) {
+            let arena = sessile_hal::Memory::label(arena).to_owned();
+            return Err(RuntimeError::StaleArena { runner: runner.to_owned(), arena });
         }
         let launches = &sealed.trace.launches;
         // In order this is the cursor itself; else the runner's next place after it.

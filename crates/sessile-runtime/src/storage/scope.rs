@@ -11,8 +11,12 @@ use sessile_hal::{
 };
 use sessile_plan::{Domain, Fence, PointKind, RequestId, RequestSpec, VIEW_ALIGN};
 
-use super::Runtime;
-use crate::{RuntimeError, discovery::Pass};
+use super::{Runtime, window_group};
+use crate::{
+    RuntimeError,
+    discovery::Pass,
+    pool::{self, Lent},
+};
 
 /// What the runtime is doing.
 pub(super) enum Scope {
@@ -42,13 +46,16 @@ impl Scope {
     }
 }
 
-/// A buffer that a runner asked for. Must be given to [`Runtime::release`] after its last reader was enqueued.
+/// A buffer that was asked for. Give it to [`Runtime::release`] after its last reader was enqueued.
+///
+/// One that is dropped instead (on the way out of a failure, say) goes back to its eager pool behind all work that the
+/// runtime enqueued on it; a planned view that is dropped lives to the end of its runner.
 #[derive(Debug)]
 pub struct Slot<D: Device> {
     view: View<D::Memory>,
     request: Option<RequestId>,
-    /// Size and domain of the eager buffer; `None` for a planned view.
-    eager: Option<(u64, Domain)>,
+    /// The buffer of an eager pool; `None` for a planned view.
+    eager: Option<Lent<D>>,
     /// The seal that a planned view comes from.
     seal: u64,
 }
@@ -115,23 +122,21 @@ impl<D: Device> Runtime<D> {
         }
         let bytes = spec.aligned_bytes().unwrap_or(u64::MAX).max(VIEW_ALIGN);
         let logical = spec.bytes().unwrap_or(u64::MAX);
-        let domain = self.device_domain(&spec.domain);
-        let memory = self.pool.take(&self.device, stream, bytes, &domain)?;
-        let view = View::new(&memory, 0, logical / spec.dtype.size(), spec.dtype)?;
+        let key = (self.device_domain(&spec.domain), bytes);
+        let sealed = self.sealed().is_some();
+        let window = window_group(&spec.domain).map(|group| self.group(group)).transpose()?.cloned();
+        let ticket = pool::Ticket::of(&spec);
+        let lent = self.pool.take(&self.device, stream, key, ticket, window.as_ref(), sealed)?;
+        let view = View::new(lent.memory(), 0, logical / spec.dtype.size(), spec.dtype)?;
         let request = match &mut self.scope {
             Scope::Discover { runner, pass } => {
                 let runner = runner.clone();
-                match self.discovery.request(pass, &runner, stream.id(), spec) {
-                    Ok(id) => Some(id),
-                    Err(error) => {
-                        self.pool.give_back(&self.device, stream, memory, bytes, domain)?;
-                        return Err(error);
-                    }
-                }
+                // If it fails, dropping `lent` gives the buffer back.
+                Some(self.discovery.request(pass, &runner, stream.id(), spec)?)
             }
             _ => None,
         };
-        Ok(Slot { view, request, eager: Some((bytes, domain)), seal: 0 })
+        Ok(Slot { view, request, eager: Some(lent), seal: 0 })
     }
 
     fn planned(&mut self, stream: &D::Stream, spec: &RequestSpec) -> Result<Slot<D>, RuntimeError> {
@@ -205,8 +210,10 @@ impl<D: Device> Runtime<D> {
                 Scope::Idle => {}
             }
         }
-        if let (Some((bytes, domain)), false) = (slot.eager, self.is_capturing()) {
-            self.pool.give_back(&self.device, stream, slot.view.memory().clone(), bytes, domain)?;
+        match slot.eager {
+            Some(lent) if self.is_capturing() => self.pool.let_go(lent),
+            Some(lent) => self.pool.give_back(&self.device, stream, lent)?,
+            None => {}
         }
         outcome
     }
@@ -250,6 +257,10 @@ impl<D: Device> Runtime<D> {
     /// # Errors
     /// Those of the device.
     pub fn enqueue(&mut self, stream: &D::Stream, op: Op<D::Memory>) -> Result<Ticket, RuntimeError> {
+        let captured = self.is_capturing();
+        for operand in op.operands() {
+            self.pool.note_use(operand.view.memory(), stream, captured);
+        }
         let ticket = self.device.enqueue(stream, op)?;
         if let Some(pass) = self.scope.pass() {
             pass.work(stream.id());
@@ -299,6 +310,10 @@ impl<D: Device> Runtime<D> {
             }
         }
         let ticket = self.device.collective_batch(stream, comm, kind, transfers)?;
+        let captured = self.is_capturing();
+        for view in transfers.iter().flat_map(|Transfer { send, recv }| [send, recv]) {
+            self.pool.note_use(view.memory(), stream, captured);
+        }
         if let Some(pass) = self.scope.pass() {
             pass.point(stream.id(), PointKind::Collective(group.to_owned()));
         }
@@ -350,7 +365,7 @@ impl<D: Device> Runtime<D> {
         self.idle("capture")?;
         let sealed = self.sealed_mut("capture")?;
         let at = sealed.runner(runner)?;
-        if sealed.runners[at].graph.is_some() {
+        if sealed.runners[at].graph.is_some() && sealed.stale_arena(at).is_none() {
             return Err(RuntimeError::CapturedTwice { runner: runner.to_owned() });
         }
         let stream = sealed.runners[at].stream.clone();
@@ -416,7 +431,10 @@ impl<D: Device> Runtime<D> {
             }
         }
         let graph = self.device.end_capture(&stream)?;
-        self.sealed_mut("capture")?.runners[at].graph = Some(graph);
+        let sealed = self.sealed_mut("capture")?;
+        let mappings = sealed.arenas.iter().map(Memory::mapping).collect();
+        let runner = &mut sealed.runners[at];
+        (runner.graph, runner.mappings) = (Some(graph), mappings);
         Ok(())
     }
 

@@ -62,6 +62,25 @@ impl<D: Device> Runtime<D> {
         Ok(())
     }
 
+    /// Gives the physical bytes of the arenas back and maps fresh ones at the same addresses, registered anew. The graphs
+    /// captured before are out of date: capture each runner again before its next replay. Waits for all launches.
+    /// Collective over the job.
+    ///
+    /// # Errors
+    /// [`RuntimeError::WrongPhase`]; [`RuntimeError::PeerAllocFailed`] and [`RuntimeError::PeerFailed`] on every rank alike;
+    /// those of the named waits.
+    pub fn remap_arenas(&mut self) -> Result<(), RuntimeError> {
+        self.idle("remap_arenas")?;
+        self.sealed_mut("remap_arenas")?;
+        self.join()?;
+        let waited = self.device.wait_stream(&self.main).map_err(RuntimeError::from);
+        let arenas = self.arenas().to_vec();
+        let remap = || arenas.iter().try_for_each(|arena| Ok(self.device.remap(arena)?));
+        agree::share(&self.world, waited.and_then(|()| remap()))?;
+        let plan = self.plan().expect("checked above");
+        agree::share(&self.world, self.register(plan, &arenas))
+    }
+
     /// Forgets what was discovered so far, as after a discovery that failed half-way.
     ///
     /// # Errors
@@ -181,6 +200,7 @@ impl<D: Device> Runtime<D> {
                     graph: None,
                     completes: runner.points.iter().any(|point| point.kind == PointKind::Complete),
                     in_flight: false,
+                    mappings: Vec::new(),
                 })
             })
             .collect::<Result<Vec<_>, RuntimeError>>()?;

@@ -182,3 +182,97 @@ fn a_refused_request_of_a_discovery_does_not_lose_a_pooled_buffer() {
         Ok::<_, RuntimeError>(())
     }));
 }
+
+#[test]
+fn a_slot_dropped_without_release_goes_back_behind_all_work_on_it() {
+    for order in ADVERSARIES {
+        let world = world(1, Mode::Scheduled { seed: 3, order });
+        all_well(world.run(|device| {
+            let mut lab = Lab::logged(device)?;
+            let (main, side) = (lab.runtime.main().clone(), lab.side.clone());
+            let sum = persistent(lab.runtime.device(), "sum", 64)?;
+            lab.runtime.device().write(&main, &sum, &bytes_of(&[0.0; 64]))?;
+            let dropped_unused = lab.runtime.request(&main, spec("w", DType::F32, 64))?;
+            drop(dropped_unused);
+            for _ in 0..4 {
+                let slot = lab.runtime.request(&main, spec("w", DType::F32, 64))?;
+                lab.runtime.enqueue(&main, fill(slot.view(), 1.0)?)?;
+                let written = lab.runtime.mark(&main)?;
+                lab.runtime.wait(&side, &written)?;
+                let add = Op::new(Kernel::Add, "add", vec![slot.view().clone(), sum.clone()])?;
+                lab.runtime.enqueue(&side, add)?;
+                drop(slot); // the reader on the side stream still runs
+            }
+            assert_eq!(lab.runtime.eager_bytes(), 256, "one buffer serves all");
+            let values = floats(&lab.runtime.device().read(&side, &sum)?);
+            assert!(values.iter().all(|&x| x == 4.0), "{order:?}: {values:?}");
+            let report = check(&job_log(vec![lab.runtime.device().take_log()]));
+            assert!(report.is_clean(), "{report}");
+            Ok::<_, RuntimeError>(())
+        }));
+    }
+}
+
+#[test]
+fn a_slot_dropped_in_a_capture_that_used_it_stays_with_the_graph() {
+    all_well(threads(1).run(|device| {
+        let mut lab = Lab::logged(device)?;
+        let main = lab.runtime.main().clone();
+        let mut eager = None;
+        let other = persistent(lab.runtime.device(), "other", 64)?;
+        discover(&mut lab, "layer", |lab| {
+            lab.touch(&spec("p", DType::F32, 8), 1.0)?;
+            lab.runtime.enqueue(&main, fill(&other, 7.0)?).map(drop)
+        })?;
+        lab.runtime.seal("test", &PlanOptions::default())?;
+        let outside = lab.runtime.request(&main, spec("w", DType::F32, 64))?;
+        let address = outside.view().address();
+        eager.replace(outside);
+        capture(&mut lab, "layer", |lab| {
+            lab.touch(&spec("p", DType::F32, 8), 1.0)?;
+            let slot = eager.take().expect("once");
+            let compute = lab.runtime.compute().clone();
+            lab.runtime.enqueue(&compute, fill(slot.view(), 7.0)?)?;
+            drop(slot);
+            Ok::<_, RuntimeError>(())
+        })?;
+        let next = lab.runtime.request(&main, spec("w", DType::F32, 64))?;
+        assert_ne!(next.view().address(), address, "the graph writes there at every launch");
+        lab.runtime.release(&main, next)
+    }));
+}
+
+#[test]
+fn a_gathered_weight_finds_its_address_again_at_every_step() {
+    all_well(threads(1).run(|device| {
+        let mut lab = Lab::logged(device)?;
+        let main = lab.runtime.main().clone();
+        let weight = |name: &str| sessile_plan::RequestSpec {
+            role: sessile_plan::Role::GatheredWeight,
+            ..spec(name, DType::F32, 64)
+        };
+        // One is prefetched while another is in use; an evaluation in between runs the other way round.
+        let pass = |lab: &mut Lab, names: &[&str]| {
+            let mut addresses = std::collections::BTreeMap::new();
+            let mut next = None;
+            for (at, name) in names.iter().enumerate() {
+                let current = match next.take() {
+                    Some(slot) => slot,
+                    None => lab.runtime.request(&main, weight(name))?,
+                };
+                if let Some(after) = names.get(at + 1) {
+                    next = Some(lab.runtime.request(&main, weight(after))?);
+                }
+                addresses.insert((*name).to_owned(), current.view().address());
+                lab.runtime.release(&main, current)?;
+            }
+            Ok::<_, RuntimeError>(addresses)
+        };
+        let first = pass(&mut lab, &["a", "b", "c", "d", "e"])?;
+        for _ in 0..5 {
+            assert_eq!(pass(&mut lab, &["a", "b", "c", "d", "e"])?, first);
+        }
+        assert_eq!(lab.runtime.eager_bytes(), 512, "two buffers serve five weights");
+        Ok::<_, RuntimeError>(())
+    }));
+}

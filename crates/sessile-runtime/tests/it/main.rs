@@ -12,3 +12,4 @@ mod ownership;
 mod phases;
 mod random;
 mod support;
+mod symmetric;

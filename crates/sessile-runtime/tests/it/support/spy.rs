@@ -13,6 +13,8 @@ struct Notes {
     calls: Vec<String>,
     /// The call of this name, after this many of them, fails.
     fail: Option<(&'static str, usize)>,
+    /// The call of this name panics.
+    panic: Option<&'static str>,
 }
 
 /// See the module.
@@ -43,9 +45,15 @@ impl Spy {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).fail = Some((call, skip));
     }
 
+    /// Makes the next call of this name panic.
+    pub(crate) fn panic_in(&self, call: &'static str) {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner).panic = Some(call);
+    }
+
     fn note(&self, call: &'static str, of: &str) -> Result<(), DeviceError> {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         notes.calls.push(format!("{call} {of}"));
+        assert_ne!(notes.panic, Some(call), "injected into {call}");
         match &mut notes.fail {
             Some((name, 0)) if *name == call => {
                 notes.fail = None;
