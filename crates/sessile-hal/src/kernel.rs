@@ -57,6 +57,17 @@ pub struct Attention {
     pub head_dim: u64,
 }
 
+/// What experts give for each token, weighed by gates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Combine {
+    /// Number of tokens.
+    pub tokens: u64,
+    /// Number of experts.
+    pub experts: u64,
+    /// Columns.
+    pub hidden: u64,
+}
+
 /// One AdamW step with decoupled weight decay.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
@@ -148,6 +159,29 @@ pub enum Kernel {
     SquaredReluForward,
     /// `dy` bf16, `x` bf16, `dx` bf16.
     SquaredReluBackward,
+    /// `logits` f32 `[tokens, experts]`, `gates` f32 `[tokens, experts]`: softmax over each row's `top_k` largest logits (of
+    /// equal ones the first), 0 elsewhere.
+    RouterForward {
+        /// Rows.
+        tokens: u64,
+        /// Columns.
+        experts: u64,
+        /// Experts of a token, 1 to `experts`.
+        top_k: u64,
+    },
+    /// `dgates` f32, `gates` f32, `dlogits` bf16: all `[tokens, experts]`; 0 where the gate is.
+    RouterBackward {
+        /// Rows.
+        tokens: u64,
+        /// Columns.
+        experts: u64,
+    },
+    /// `gates` f32 `[tokens, experts]`, `y` bf16 `[experts, tokens, hidden]`, `out` bf16 `[tokens, hidden]`: the sum of
+    /// gate times `y` over the experts whose gate is not 0, in FP32, in order of expert.
+    CombineForward(Combine),
+    /// `dout` bf16 `[tokens, hidden]`, `gates` f32, `y` bf16, `dy` bf16 `[experts, tokens, hidden]`, `dgates` f32
+    /// `[tokens, experts]`: where a gate is 0, both gradients are.
+    CombineBackward(Combine),
     /// `logits` f32 `[rows, classes]`, `targets` u32 `[rows]`, `loss` f32 `[1]` (mean over rows), `dlogits` bf16
     /// `[rows, classes]` (gradient of the mean, times `scale`).
     CrossEntropy {
@@ -189,6 +223,10 @@ impl Kernel {
             Kernel::AttentionBackward(_) => "attention_backward",
             Kernel::SquaredReluForward => "squared_relu_forward",
             Kernel::SquaredReluBackward => "squared_relu_backward",
+            Kernel::RouterForward { .. } => "router_forward",
+            Kernel::RouterBackward { .. } => "router_backward",
+            Kernel::CombineForward(_) => "combine_forward",
+            Kernel::CombineBackward(_) => "combine_backward",
             Kernel::CrossEntropy { .. } => "cross_entropy",
             Kernel::AdamW(_) => "adamw",
             Kernel::AdamWF32(_) => "adamw_f32",
@@ -272,6 +310,31 @@ impl Kernel {
             Kernel::SquaredReluBackward => {
                 vec![(Bf16, size(0), Read), (Bf16, size(0), Read), (Bf16, size(0), Write)]
             }
+            Kernel::RouterForward { tokens, experts, top_k } => {
+                if top_k == 0 || top_k > experts {
+                    return Err(format!("top_k of 1 to {experts}"));
+                }
+                let all = product(&[tokens, experts])?;
+                vec![(F32, all, Read), (F32, all, Write)]
+            }
+            Kernel::RouterBackward { tokens, experts } => {
+                let all = product(&[tokens, experts])?;
+                vec![(F32, all, Read), (F32, all, Read), (Bf16, all, Write)]
+            }
+            Kernel::CombineForward(c) => {
+                let (gates, y, out) = c.sizes()?;
+                vec![(F32, gates, Read), (Bf16, y, Read), (Bf16, out, Write)]
+            }
+            Kernel::CombineBackward(c) => {
+                let (gates, y, out) = c.sizes()?;
+                vec![
+                    (Bf16, out, Read),
+                    (F32, gates, Read),
+                    (Bf16, y, Read),
+                    (Bf16, y, Write),
+                    (F32, gates, Write),
+                ]
+            }
             Kernel::CrossEntropy { rows, classes, .. } => {
                 let all = product(&[rows, classes])?;
                 vec![(F32, all, Read), (U32, rows, Read), (F32, 1, Write), (Bf16, all, Write)]
@@ -300,6 +363,14 @@ impl Kernel {
             let want: Vec<String> = expected.iter().map(|(dtype, n, _)| format!("{dtype}[{n}]")).collect();
             Err(want.join(", "))
         }
+    }
+}
+
+impl Combine {
+    /// Elements of gates, of what the experts give, of the result.
+    fn sizes(&self) -> Result<(u64, u64, u64), String> {
+        let Combine { tokens, experts, hidden } = *self;
+        Ok((product(&[tokens, experts])?, product(&[experts, tokens, hidden])?, product(&[tokens, hidden])?))
     }
 }
 

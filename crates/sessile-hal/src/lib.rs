@@ -42,7 +42,7 @@ pub use comm::{Collective, Comm, Transfer};
 pub use device::{Device, EventScope, Limits, Stream};
 pub use error::DeviceError;
 pub use graph::{Graph, GraphNode, NodeKind};
-pub use kernel::{AdamW, Attention, Beta, Gemm, Kernel, Transpose};
+pub use kernel::{AdamW, Attention, Beta, Combine, Gemm, Kernel, Transpose};
 pub use memory::{ByteRange, Memory, MemoryId, View};
 pub use op::{Access, Op, Operand};
 pub use span::{Span, Ticket};

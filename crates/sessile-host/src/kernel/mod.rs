@@ -8,6 +8,7 @@ mod activation;
 mod attention;
 mod copy;
 mod embedding;
+mod experts;
 #[allow(unsafe_code, reason = "the GEMM library takes raw pointers; wrapped once, with shape checks")]
 mod gemm;
 mod loss;
@@ -66,6 +67,10 @@ fn dispatch(kernel: &Kernel, args: Args<'_>) -> Result<(), Fault> {
         Kernel::AttentionBackward(shape) => attention::backward(args, shape),
         Kernel::SquaredReluForward => activation::forward(args),
         Kernel::SquaredReluBackward => activation::backward(args),
+        Kernel::RouterForward { experts, top_k, .. } => experts::route(args, experts, top_k),
+        Kernel::RouterBackward { experts, .. } => experts::route_backward(args, experts),
+        Kernel::CombineForward(shape) => experts::combine(args, shape),
+        Kernel::CombineBackward(shape) => experts::combine_backward(args, shape),
         Kernel::CrossEntropy { rows, classes, scale } => loss::cross_entropy(args, rows, classes, scale),
         Kernel::AdamW(settings) => optimizer::adamw(args, settings, true),
         Kernel::AdamWF32(settings) => optimizer::adamw(args, settings, false),
