@@ -218,6 +218,7 @@ impl<'a, D: Device> Trainer<'a, D> {
                 Overlap::On => LaunchOrder::Overlapped,
                 Overlap::Off => LaunchOrder::Serial,
             },
+            ..PlanOptions::default()
         };
         let name = format!("train, {} layers, hidden {}", self.config.layers, self.config.hidden);
         self.gtp.runtime().seal(&name, &options)?;

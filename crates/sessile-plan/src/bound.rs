@@ -22,11 +22,11 @@ pub fn lower_bound(trace: &Trace, options: &PlanOptions) -> u64 {
 /// The bound of each domain, in roster order.
 pub(crate) fn lower_bounds(roster: &Roster<'_>, options: &PlanOptions) -> Vec<u64> {
     let depth = match (options.strategy, options.step_cut) {
-        (Strategy::Sessile, StepCut::Barrier) => Depth::FirstLaunch(options.depth),
-        (Strategy::Sessile, StepCut::Wrap) => Depth::EveryLaunch(options.depth),
-        _ => Depth::EveryLaunch(1),
+        (Strategy::Sessile, StepCut::Barrier) => Depth::FirstLaunch,
+        (Strategy::Sessile, StepCut::Wrap) => Depth::EveryLaunch,
+        _ => Depth::None,
     };
-    let lifetimes = Lifetimes::new(roster, options.step_cut, depth);
+    let lifetimes = Lifetimes::new(roster, options, depth);
     (0..roster.domains.len())
         .map(|domain| lifetimes.load(roster, &roster.of_domain(domain)).into_iter().max().unwrap_or(0))
         .collect()

@@ -6,7 +6,7 @@ use crate::{
     error::TraceError,
     limits::{
         DOMAINS_MAX, LAUNCHED_MAX, LAUNCHES_MAX, NAME_BYTES_MAX, POINTS_MAX, RANK_MAX, REQUESTS_MAX,
-        RUNNERS_MAX, STREAMS_MAX, TOTAL_BYTES_MAX,
+        RUNNERS_MAX, STEPS_MAX, STREAMS_MAX, TOTAL_BYTES_MAX,
     },
     request::{Domain, RequestId, RequestSpec, Role},
     trace::{PointKind, TRACE_VERSION, Trace},
@@ -41,9 +41,10 @@ pub fn check_trace(trace: &Trace) -> Result<(), TraceError> {
 /// The remedy for traces that are too large.
 const SMALLER: &str = "plan fewer runners or micro-batches in one step";
 
-/// First and last launch of a runner.
+/// First and last launch of a runner in one step.
 #[derive(Clone, Copy)]
 struct Launched {
+    step: usize,
     first: usize,
     last: usize,
 }
@@ -62,7 +63,8 @@ fn limit(field: &str, count: usize, limit: usize) -> Result<(), TraceError> {
 
 fn check_counts(trace: &Trace) -> Result<(), TraceError> {
     limit("runners", trace.runners.len(), RUNNERS_MAX)?;
-    limit("launches", trace.launches.len(), LAUNCHES_MAX)?;
+    limit("steps", trace.steps.len(), STEPS_MAX)?;
+    limit("launches of all steps", trace.launch_count(), LAUNCHES_MAX)?;
     limit(
         "requests of all runners",
         trace.runners.iter().map(|runner| runner.requests.len()).sum(),
@@ -71,31 +73,47 @@ fn check_counts(trace: &Trace) -> Result<(), TraceError> {
     limit("points of all runners", trace.runners.iter().map(|runner| runner.points.len()).sum(), POINTS_MAX)
 }
 
-fn check_launches(trace: &Trace) -> Result<Vec<Launched>, TraceError> {
-    if trace.launches.is_empty() {
-        return Err(TraceError::NoLaunches);
+/// For each runner, where it is launched: an entry for each step that does.
+fn check_launches(trace: &Trace) -> Result<Vec<Vec<Launched>>, TraceError> {
+    if trace.steps.is_empty() {
+        return Err(TraceError::NoSteps);
     }
-    let mut order: Vec<Option<Launched>> = vec![None; trace.runners.len()];
+    let mut order: Vec<Vec<Launched>> = vec![Vec::new(); trace.runners.len()];
     let mut launched = 0u64;
-    for (position, &runner) in trace.launches.iter().enumerate() {
-        let Some(seen) = order.get_mut(runner as usize) else {
-            return Err(TraceError::LaunchOutOfRange { position, runner, runners: trace.runners.len() });
-        };
-        seen.get_or_insert(Launched { first: position, last: position }).last = position;
-        let runner = &trace.runners[runner as usize];
-        launched += (runner.requests.len() + runner.points.len() + 2) as u64;
+    for (step, launches) in trace.steps.iter().enumerate() {
+        if launches.is_empty() {
+            return Err(TraceError::NoLaunches { step });
+        }
+        for (position, &runner) in launches.iter().enumerate() {
+            let Some(seen) = order.get_mut(runner as usize) else {
+                let runners = trace.runners.len();
+                return Err(TraceError::LaunchOutOfRange { step, position, runner, runners });
+            };
+            match seen.last_mut() {
+                Some(same) if same.step == step => same.last = position,
+                _ => seen.push(Launched { step, first: position, last: position }),
+            }
+            let runner = &trace.runners[runner as usize];
+            launched += (runner.requests.len() + runner.points.len() + 2) as u64;
+        }
     }
     if launched > LAUNCHED_MAX {
         let field = "requests and points of all launches".into();
         return Err(TraceError::TooMany { field, count: launched, limit: LAUNCHED_MAX, remedy: SMALLER });
     }
-    order
-        .into_iter()
-        .enumerate()
-        .map(|(index, seen)| {
-            seen.ok_or_else(|| TraceError::NeverLaunched { runner: trace.runners[index].name.clone(), index })
-        })
-        .collect()
+    if let Some(index) = order.iter().position(Vec::is_empty) {
+        return Err(TraceError::NeverLaunched { runner: trace.runners[index].name.clone(), index });
+    }
+    Ok(order)
+}
+
+/// Whether some step launches one runner after another was launched.
+fn follows(later: &[Launched], earlier: &[Launched]) -> bool {
+    later.iter().any(|later| {
+        earlier
+            .binary_search_by_key(&later.step, |earlier| earlier.step)
+            .is_ok_and(|at| later.last > earlier[at].first)
+    })
 }
 
 fn check_requests(trace: &Trace) -> Result<BTreeMap<RequestId, usize>, TraceError> {
@@ -172,7 +190,7 @@ fn check_name(name: &str, field: impl Fn() -> String) -> Result<(), TraceError> 
 fn check_points(
     trace: &Trace,
     owners: &BTreeMap<RequestId, usize>,
-    order: &[Launched],
+    order: &[Vec<Launched>],
 ) -> Result<(), TraceError> {
     // Index of the acquire point; releases can be checked only once all acquires are known.
     let mut acquired: BTreeMap<RequestId, usize> = BTreeMap::new();
@@ -244,7 +262,7 @@ fn check_points(
                 return Err(TraceError::Repeated { field: field(), action: "release", request });
             }
             let acquire = acquired.get(&request).copied();
-            let early = if owner == r { acquire > Some(at) } else { order[r].last <= order[owner].first };
+            let early = if owner == r { acquire > Some(at) } else { !follows(&order[r], &order[owner]) };
             if early {
                 let acquired = match acquire {
                     Some(acquire) => format!("runners[{owner}].points[{acquire}] acquires it"),

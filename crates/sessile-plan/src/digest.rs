@@ -25,9 +25,10 @@ pub fn trace_digest(trace: &Trace) -> String {
             canon.spec(&request.spec);
         }
     }
-    canon.len(trace.launches.len());
-    for &runner in &trace.launches {
-        canon.u32(runner);
+    canon.len(trace.steps.len());
+    for step in &trace.steps {
+        canon.len(step.len());
+        step.iter().for_each(|&runner| canon.u32(runner));
     }
     canon.hex()
 }
@@ -61,6 +62,11 @@ impl Plan {
         canon.str(&self.trace_digest);
         canon.str(&self.options.strategy.to_string());
         canon.u32(self.options.depth);
+        canon.len(self.options.depth_by_group.len());
+        for (group, &depth) in &self.options.depth_by_group {
+            canon.str(group);
+            canon.u32(depth);
+        }
         canon.byte(match self.options.step_cut {
             StepCut::Barrier => 0,
             StepCut::Wrap => 1,

@@ -1,7 +1,7 @@
 //! Errors of reading traces and making plans.
 
 use crate::{
-    limits::{DEPTH_MAX, DOCUMENT_BYTES_MAX},
+    limits::{DEPTH_MAX, DOCUMENT_BYTES_MAX, GROUPS_MAX, NAME_BYTES_MAX},
     request::RequestId,
 };
 
@@ -40,6 +40,18 @@ pub enum PlanError {
         /// Its value.
         value: u32,
     },
+    /// More groups with depths of their own than is allowed.
+    #[error("option `depth_by_group` names {count} groups: name up to {GROUPS_MAX}")]
+    TooManyGroups {
+        /// How many it names.
+        count: usize,
+    },
+    /// The name of a group is empty or too long.
+    #[error("option `depth_by_group` has a group name of {bytes} bytes: use 1 to {NAME_BYTES_MAX}")]
+    GroupName {
+        /// Its length.
+        bytes: usize,
+    },
     /// The trace itself is wrong.
     #[error(transparent)]
     Trace(#[from] TraceError),
@@ -51,7 +63,7 @@ pub enum PlanError {
     FencesTooCostly {
         /// The budget, in visited nodes and occupants.
         limit: u64,
-        /// Launches of one step.
+        /// Launches of all steps.
         launches: usize,
         /// Requests of the trace.
         requests: usize,
@@ -100,12 +112,20 @@ pub enum TraceError {
         /// What it must say.
         expected: u32,
     },
-    /// No launch at all.
-    #[error("`launches` is empty: a step needs at least one launch, as an index into `runners`")]
-    NoLaunches,
+    /// No step at all.
+    #[error("`steps` is empty: a trace needs at least one step")]
+    NoSteps,
+    /// A step without launches.
+    #[error("steps[{step}] is empty: a step needs at least one launch, as an index into `runners`")]
+    NoLaunches {
+        /// Which step.
+        step: usize,
+    },
     /// A launch of a runner that does not exist.
-    #[error("launches[{position}] is {runner}: there are {runners} runners; use an index below that")]
+    #[error("steps[{step}][{position}] is {runner}: there are {runners} runners; use an index below that")]
     LaunchOutOfRange {
+        /// Which step.
+        step: usize,
         /// Which launch.
         position: usize,
         /// What it names.
@@ -114,7 +134,7 @@ pub enum TraceError {
         runners: usize,
     },
     /// A runner that no step launches has no lifetime to plan.
-    #[error("runner `{runner}` is never launched: add runners[{index}] to `launches` or leave it out")]
+    #[error("runner `{runner}` is never launched: add runners[{index}] to a step or leave it out")]
     NeverLaunched {
         /// Its name.
         runner: String,

@@ -29,6 +29,10 @@
 //! `f`, and edges into `v` itself were either known, or come from releases that `u` does not precede, because only the
 //! latest were kept. So the path would have existed when `v` was walked, and `f` would not have been added.
 //!
+//! **Alternative steps** are walked one after the other, each with the fences so far. A fence found in a later one adds
+//! nothing to an earlier one: if that launches both its runners in this order, the pair was required, and ordered, there
+//! too. So the argument holds in each.
+//!
 //! The nodes are those that write first and read last (see `roster.rs`). A wait node stands before the first write, at
 //! the acquire, so it orders a little more than it is credited with: an event recorded between acquire and first write
 //! carries the fence on. A trace with such events may get a fence that this would have made unnecessary.
@@ -59,16 +63,20 @@ pub(crate) fn fences(
         StepCut::Barrier => 1,
         StepCut::Wrap => 2,
     };
-    let mut walk = Walk::new(roster, layout, order, steps);
-    for launch in 0..walk.launch_runner.len() {
-        walk.launch(launch).ok_or(PlanError::FencesTooCostly {
-            limit: FENCE_WORK_MAX,
-            launches: roster.trace.launches.len(),
-            requests: roster.entries.len(),
-        })?;
+    let mut into_acquire = vec![Vec::new(); roster.entries.len()];
+    let mut work = FENCE_WORK_MAX;
+    for launches in &roster.trace.steps {
+        let mut walk = Walk::new(roster, layout, order, launches, steps, into_acquire, work);
+        for launch in 0..walk.launch_runner.len() {
+            walk.launch(launch).ok_or(PlanError::FencesTooCostly {
+                limit: FENCE_WORK_MAX,
+                launches: roster.trace.launch_count(),
+                requests: roster.entries.len(),
+            })?;
+        }
+        (into_acquire, work) = (walk.into_acquire, walk.work);
     }
-    let mut fences: Vec<Fence> = walk
-        .into_acquire
+    let mut fences: Vec<Fence> = into_acquire
         .iter()
         .enumerate()
         .flat_map(|(acquire, releases)| releases.iter().map(move |&release| (release, acquire)))
@@ -136,9 +144,17 @@ enum Knower {
 }
 
 impl<'a> Walk<'a> {
-    fn new(roster: &'a Roster<'a>, layout: &'a Layout, order: LaunchOrder, steps: usize) -> Walk<'a> {
+    /// Walks `launches` as often as `steps` says.
+    fn new(
+        roster: &'a Roster<'a>,
+        layout: &'a Layout,
+        order: LaunchOrder,
+        launches: &[u32],
+        steps: usize,
+        into_acquire: Vec<Vec<usize>>,
+        work: u64,
+    ) -> Walk<'a> {
         let (orders, groups) = runner_orders(roster.trace, order);
-        let launches = &roster.trace.launches;
         let launch_runner: Vec<usize> =
             (0..steps).flat_map(|_| launches).map(|&runner| runner as usize).collect();
         let mut base = Vec::with_capacity(launch_runner.len());
@@ -172,13 +188,13 @@ impl<'a> Walk<'a> {
             last_collective: vec![None; groups],
             cross_starts: vec![0],
             cross: Vec::new(),
-            into_acquire: vec![Vec::new(); roster.entries.len()],
+            into_acquire,
             main: vec![false; nodes],
             streams: vec![(u32::MAX, 0); nodes],
             launch_of,
             ranges: roster.domains.iter().map(|_| BTreeMap::new()).collect(),
             accumulators: BTreeMap::new(),
-            work: FENCE_WORK_MAX,
+            work,
         }
     }
 

@@ -24,10 +24,10 @@ use crate::{
     roster::Roster,
 };
 
-/// Packs every domain; never larger than one buffer for each request, nor, under the barrier, than
-/// `generations:depth`.
+/// Packs every domain; never larger than one buffer for each request, nor, under the barrier and with one depth
+/// for all groups, than `generations:depth`.
 pub(crate) fn pack(roster: &Roster<'_>, options: &PlanOptions) -> Layout {
-    let every = Lifetimes::new(roster, options.step_cut, Depth::EveryLaunch(options.depth));
+    let every = Lifetimes::new(roster, options, Depth::EveryLaunch);
     let alternating = baseline::generations(roster, options.depth);
     let separate = baseline::per_request(roster);
     let mut layout = Layout::empty(roster);
@@ -42,11 +42,12 @@ pub(crate) fn pack(roster: &Roster<'_>, options: &PlanOptions) -> Layout {
         work = packer.work;
         let mut best = packer.best;
         if options.step_cut == StepCut::Barrier && best.1 > alternating.bytes[domain] {
-            // Only when a step launches runners again: then count depth as the alternating arenas do.
-            let first = first
-                .get_or_init(|| Lifetimes::new(roster, StepCut::Barrier, Depth::FirstLaunch(options.depth)));
+            // Only when runners are launched again, or groups have depths of their own: then count depth as the
+            // alternating arenas do.
+            let first = first.get_or_init(|| Lifetimes::new(roster, options, Depth::FirstLaunch));
             let mut packer = Packer::new(roster, first, &requests, work);
-            packer.offer(&alternating.offsets);
+            packer.offer(&separate.offsets);
+            packer.offer_checked(&alternating.offsets);
             packer.greedy();
             work = packer.work;
             best = packer.best;

@@ -56,4 +56,4 @@ pub use plan::{Arena, Fence, PLAN_VERSION, Plan, View};
 pub use planner::plan;
 pub use request::{DType, Domain, Request, RequestId, RequestSpec, Role, VIEW_ALIGN};
 pub use trace::{Point, PointKind, Runner, StreamIndex, TRACE_VERSION, Trace};
-pub use validate::{Party, Reason, Violation, validate};
+pub use validate::{Launch, Party, Reason, Violation, validate};

@@ -8,9 +8,11 @@ pub const REQUESTS_MAX: usize = 1 << 20;
 pub const RUNNERS_MAX: usize = 1 << 16;
 /// Points of one trace.
 pub const POINTS_MAX: usize = 1 << 22;
-/// Launches of one step.
+/// Alternative steps of one trace.
+pub const STEPS_MAX: usize = 1 << 12;
+/// Launches of all steps of one trace.
 pub const LAUNCHES_MAX: usize = 1 << 20;
-/// Requests and points of all launches of one step, two more for each launch: what the planner walks.
+/// Requests and points of all launches of all steps, two more for each launch: what the planner walks.
 pub const LAUNCHED_MAX: u64 = 1 << 22;
 /// Streams of one runner.
 pub const STREAMS_MAX: u32 = 64;
@@ -22,6 +24,8 @@ pub const NAME_BYTES_MAX: usize = 256;
 pub const DOMAINS_MAX: usize = 1024;
 /// Bytes of all requests of one trace, each rounded up to [`VIEW_ALIGN`](crate::VIEW_ALIGN).
 pub const TOTAL_BYTES_MAX: u64 = 1 << 56;
+/// Groups with a depth of their own.
+pub const GROUPS_MAX: usize = 1 << 10;
 /// Depth, generations and ring slots.
 pub const DEPTH_MAX: u32 = 1024;
 

@@ -1,6 +1,6 @@
 //! Choices that shape a plan.
 
-use std::{fmt, str::FromStr};
+use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
@@ -91,8 +91,14 @@ impl<'de> Deserialize<'de> for Strategy {
 pub struct PlanOptions {
     /// How bytes are given to requests.
     pub strategy: Strategy,
-    /// Launches apart before bytes are reused. At depth 1 launches are serial.
+    /// Launches apart before bytes are reused. If no depth is above 1, launches are serial.
     pub depth: u32,
+    /// Depths of groups, by name: a request of such a group is reused once that many launches *that use the group*
+    /// have begun with the one that releases it; launches that do not use it don't count. A launch uses a group if its
+    /// runner has a request or a collective of it. Requests of other groups, or of none, keep `depth`, which counts
+    /// every launch.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub depth_by_group: BTreeMap<String, u32>,
     /// What happens between two steps.
     pub step_cut: StepCut,
     /// Whether a runner's reduce-scatters may run on into the next runners.
@@ -104,6 +110,7 @@ impl Default for PlanOptions {
         PlanOptions {
             strategy: Strategy::default(),
             depth: 2,
+            depth_by_group: BTreeMap::new(),
             step_cut: StepCut::default(),
             launch_order: LaunchOrder::default(),
         }
@@ -111,8 +118,9 @@ impl Default for PlanOptions {
 }
 
 impl PlanOptions {
-    /// The launch order in force: depth 1 means one runner in flight, hence serial launches.
+    /// The launch order in force: if no depth is above 1, one runner is in flight, hence serial launches.
     pub fn effective_launch_order(&self) -> LaunchOrder {
-        if self.depth <= 1 { LaunchOrder::Serial } else { self.launch_order }
+        let deepest = self.depth_by_group.values().copied().fold(self.depth, u32::max);
+        if deepest <= 1 { LaunchOrder::Serial } else { self.launch_order }
     }
 }

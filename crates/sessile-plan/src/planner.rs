@@ -5,7 +5,7 @@ use crate::{
     bound, check, digest,
     error::PlanError,
     fences, layout,
-    limits::DEPTH_MAX,
+    limits::{DEPTH_MAX, GROUPS_MAX, NAME_BYTES_MAX},
     options::{PlanOptions, Strategy},
     plan::{Arena, PLAN_VERSION, Plan, View},
     roster::Roster,
@@ -43,7 +43,7 @@ use crate::{
 ///     version: sessile_plan::TRACE_VERSION,
 ///     name: "three layers".into(),
 ///     runners: vec![runner(0, 4), runner(1, 2), runner(2, 4)],
-///     launches: vec![0, 1, 2],
+///     steps: vec![vec![0, 1, 2]],
 /// };
 /// let plan = sessile_plan::plan(&trace, &PlanOptions::default())?;
 /// assert_eq!(plan.bytes(), 4 * 256 + 2 * 256); // depth 2: r0 and r2 share
@@ -81,6 +81,17 @@ pub(crate) fn check_options(options: &PlanOptions) -> Result<(), PlanError> {
         Strategy::Ring(slots) => ("ring", slots),
         Strategy::Sessile | Strategy::PerRequest => ("depth", options.depth),
     };
+    if options.depth_by_group.len() > GROUPS_MAX {
+        return Err(PlanError::TooManyGroups { count: options.depth_by_group.len() });
+    }
+    for (group, &depth) in &options.depth_by_group {
+        if !(1..=NAME_BYTES_MAX).contains(&group.len()) {
+            return Err(PlanError::GroupName { bytes: group.len() });
+        }
+        if !(1..=DEPTH_MAX).contains(&depth) {
+            return Err(PlanError::OptionOutOfRange { option: "depth_by_group", value: depth });
+        }
+    }
     for (option, value) in [("depth", options.depth), count] {
         if !(1..=DEPTH_MAX).contains(&value) {
             return Err(PlanError::OptionOutOfRange { option, value });

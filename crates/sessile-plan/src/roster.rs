@@ -1,6 +1,6 @@
 //! The requests of a checked trace, numbered densely, with what the planner asks about each.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use crate::{
     request::{Domain, RequestId, RequestSpec},
@@ -40,6 +40,10 @@ pub(crate) struct Roster<'a> {
     pub(crate) entries: Vec<Entry<'a>>,
     /// Sorted.
     pub(crate) domains: Vec<&'a Domain>,
+    /// Launch positions of each step, one step after the other.
+    pub(crate) steps: Vec<Range<u32>>,
+    /// The runner of each launch position.
+    pub(crate) launched: Vec<usize>,
     /// Launch positions of each runner, ascending.
     pub(crate) positions: Vec<Vec<u32>>,
 }
@@ -81,13 +85,28 @@ impl<'a> Roster<'a> {
             }
         }
         let mut positions = vec![Vec::new(); trace.runners.len()];
-        for (position, &runner) in trace.launches.iter().enumerate() {
-            positions[runner as usize].push(position as u32);
+        let mut steps = Vec::with_capacity(trace.steps.len());
+        let mut launched = Vec::with_capacity(trace.launch_count());
+        for launches in &trace.steps {
+            let position = launched.len() as u32;
+            steps.push(position..position + launches.len() as u32);
+            launched.extend(launches.iter().map(|&runner| runner as usize));
         }
-        Roster { trace, entries, domains, positions }
+        for (position, &runner) in launched.iter().enumerate() {
+            positions[runner].push(position as u32);
+        }
+        Roster { trace, entries, domains, steps, launched, positions }
     }
 
-    /// Runners in order of first launch, which is the order of capture.
+    /// Positions at which a runner is launched in one step.
+    pub(crate) fn positions_in(&self, step: &Range<u32>, runner: usize) -> &[u32] {
+        let all = &self.positions[runner];
+        let from = all.partition_point(|&position| position < step.start);
+        let to = all.partition_point(|&position| position < step.end);
+        &all[from..to]
+    }
+
+    /// Runners in order of first launch, step after step, which is the order of capture.
     pub(crate) fn capture_order(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.positions.len()).collect();
         order.sort_unstable_by_key(|&runner| self.positions[runner][0]);

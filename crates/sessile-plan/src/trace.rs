@@ -1,7 +1,7 @@
 //! The trace: everything the discovery pass recorded, and all that planning may rest on.
 //!
 //! ```text
-//!  launch order   F0  F1  ...  B1  B0           one entry a graph launch, one step
+//!  step 0         F0  F1  ...  B1  B0           one entry a graph launch; one of the steps runs between two step cuts
 //!  runner B1      streams 0 (origin) and 1 (reduce-scatter)
 //!    stream 0     acquire a   record e0            wait e1  release b   complete  ...  (end)
 //!    stream 1                       wait e0  collective g  release a  record e1
@@ -16,8 +16,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    format::at_most,
-    limits::{LAUNCHES_MAX, POINTS_MAX, REQUESTS_MAX, RUNNERS_MAX},
+    format::{at_most, at_most_each},
+    limits::{LAUNCHES_MAX, POINTS_MAX, REQUESTS_MAX, RUNNERS_MAX, STEPS_MAX},
     request::{Request, RequestId},
 };
 
@@ -71,6 +71,15 @@ pub struct Runner {
     pub points: Vec<Point>,
 }
 
+impl Runner {
+    /// Whether it has a request or a collective of this group.
+    pub fn uses(&self, group: &str) -> bool {
+        let collective = |point: &Point| matches!(&point.kind, PointKind::Collective(of) if of == group);
+        self.requests.iter().any(|request| request.spec.group.as_deref() == Some(group))
+            || self.points.iter().any(collective)
+    }
+}
+
 /// What one rank discovered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -84,14 +93,21 @@ pub struct Trace {
     /// All runners.
     #[serde(deserialize_with = "at_most::<_, _, RUNNERS_MAX>")]
     pub runners: Vec<Runner>,
-    /// Launches of one step, as indices into `runners`; a runner may appear more than once.
-    #[serde(deserialize_with = "at_most::<_, _, LAUNCHES_MAX>")]
-    pub launches: Vec<u32>,
+    /// Alternative steps, of which exactly one runs between two step cuts (one for each sequence length, say). Each
+    /// lists its launches in order, as indices into `runners`; a runner may be launched more than once, and by several
+    /// steps. What no step launches together may share everything.
+    #[serde(deserialize_with = "at_most_each::<_, _, STEPS_MAX, LAUNCHES_MAX>")]
+    pub steps: Vec<Vec<u32>>,
 }
 
 impl Trace {
     /// Value of `schema`.
     pub const SCHEMA: &'static str = "sessile.trace";
+
+    /// Launches of all steps.
+    pub fn launch_count(&self) -> usize {
+        self.steps.iter().map(Vec::len).sum()
+    }
 
     /// All requests with the index of the runner that makes them.
     pub fn requests(&self) -> impl Iterator<Item = (usize, &Request)> {

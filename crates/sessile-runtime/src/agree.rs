@@ -155,8 +155,9 @@ fn compare_group<C: Comm>(group: &str, comm: &C, mine: Option<&Trace>) -> Result
     // Somebody differs: now the texts are worth sending, with hashes, since a text does not show everything.
     let hashes = request_hashes(trace);
     let lists: Vec<Requests> = trace
-        .launches
+        .steps
         .iter()
+        .flatten()
         .map(|&launch| (&trace.runners[launch as usize], &hashes[launch as usize]))
         .map(|(runner, hashes)| {
             let texts = runner.requests.iter().map(|request| request.spec.to_string());

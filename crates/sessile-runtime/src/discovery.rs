@@ -159,7 +159,7 @@ impl Discovery {
             version: TRACE_VERSION,
             name: name.to_owned(),
             runners: self.runners.clone(),
-            launches: self.launches.clone(),
+            steps: vec![self.launches.clone()],
         }
     }
 }

@@ -15,6 +15,13 @@ pub(crate) fn whole<T: FromStr<Err = std::num::ParseIntError>>(text: &str) -> Re
     text.parse().map_err(remedy)
 }
 
+/// A group and its depth.
+pub(crate) fn group_depth(text: &str) -> Result<(String, u32), String> {
+    let wrong = || "use GROUP=N, such as expert=1".to_owned();
+    let (group, depth) = text.rsplit_once('=').filter(|(group, _)| !group.is_empty()).ok_or_else(wrong)?;
+    Ok((group.to_owned(), whole(depth)?))
+}
+
 /// The device.
 pub(crate) fn device(text: &str) -> Result<String, String> {
     match text {

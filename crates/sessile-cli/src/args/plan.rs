@@ -1,12 +1,32 @@
 //! Options of `sessile plan`, `compare` and `check`.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use clap::Args;
 use sessile_model::config::Overlap;
 use sessile_plan::{LaunchOrder, PlanOptions, StepCut, Strategy};
 
 use super::{Common, parse};
+
+/// Depths of single groups.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Plan", allow_negative_numbers = true)]
+pub(crate) struct GroupDepths {
+    /// Depth of the group `expert`, counted in launches that use it; the same as --depth-group expert=N
+    #[arg(long, value_name = "N", value_parser = parse::whole::<u32>)]
+    depth_expert: Option<u32>,
+    /// Depth of a group, counted in launches that use it; may be given again for other groups
+    #[arg(long, value_name = "GROUP=N", value_parser = parse::group_depth)]
+    depth_group: Vec<(String, u32)>,
+}
+
+impl GroupDepths {
+    /// By group; of a group that is named again, the last.
+    pub(crate) fn by_group(&self) -> BTreeMap<String, u32> {
+        let expert = self.depth_expert.map(|depth| ("expert".to_owned(), depth));
+        expert.into_iter().chain(self.depth_group.iter().cloned()).collect()
+    }
+}
 
 /// What shapes a plan.
 #[derive(Args, Debug)]
@@ -18,6 +38,8 @@ pub(crate) struct PlanChoices {
     /// Launches apart before bytes are reused; 1 makes launches serial
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = parse::whole::<u32>)]
     depth: u32,
+    #[command(flatten)]
+    groups: GroupDepths,
     /// What happens between two steps
     #[arg(long, value_name = "CUT", default_value = "barrier", value_parser = parse::word(parse::CUTS))]
     step_cut: StepCut,
@@ -32,6 +54,7 @@ impl PlanChoices {
         PlanOptions {
             strategy: self.strategy,
             depth: self.depth,
+            depth_by_group: self.groups.by_group(),
             step_cut: self.step_cut,
             launch_order: match self.overlap {
                 Overlap::On => LaunchOrder::Overlapped,
@@ -66,6 +89,8 @@ pub(crate) struct CompareArgs {
     pub(crate) traces: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) common: Common,
+    #[command(flatten)]
+    pub(crate) groups: GroupDepths,
 }
 
 /// Options of `sessile check`.

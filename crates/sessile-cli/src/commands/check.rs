@@ -259,6 +259,7 @@ impl Outcome {
                 config::Overlap::On => LaunchOrder::Overlapped,
                 config::Overlap::Off => LaunchOrder::Serial,
             },
+            ..PlanOptions::default()
         };
         if saved.options != options {
             self.findings.push("`plan.options` are not those of `config`".to_owned());
@@ -271,7 +272,7 @@ impl Outcome {
         };
         same("fences", run.fences, Some(plan.fences.len() as u64));
         if run.order_deviations == Some(0) {
-            let replays = u64::from(config.steps.saturating_sub(1)) * trace.launches.len() as u64;
+            let replays = u64::from(config.steps.saturating_sub(1)) * trace.steps[0].len() as u64;
             same("replays", run.replays, Some(replays));
         }
         let Some(memory) = &run.memory else { return };

@@ -70,7 +70,7 @@ pub(super) fn run(args: &CompareArgs) -> Result<Verdict, Failure> {
     let [json_out] = output::prepare([("--json", args.common.json.as_deref())], &inputs)?;
     let mut traces = Vec::new();
     for path in inputs {
-        traces.push(compare(&input::trace(path)?, path)?);
+        traces.push(compare(&input::trace(path)?, path, args)?);
     }
     let document = Document { schema: "sessile.compare", version: 1, traces };
     if let Some(file) = json_out {
@@ -92,11 +92,13 @@ pub(super) fn run(args: &CompareArgs) -> Result<Verdict, Failure> {
     Ok(Verdict::Good)
 }
 
-fn compare(trace: &Trace, path: &Path) -> Result<Compared, Failure> {
+fn compare(trace: &Trace, path: &Path, args: &CompareArgs) -> Result<Compared, Failure> {
     let Baselines { per_request, ring2, generations: [generations1, generations2, generations3], .. } =
         baseline_bytes(trace, StepCut::Barrier);
     let planned = |depth| {
-        let options = PlanOptions { depth, step_cut: StepCut::Barrier, ..PlanOptions::default() };
+        let depth_by_group = args.groups.by_group();
+        let options =
+            PlanOptions { depth, depth_by_group, step_cut: StepCut::Barrier, ..PlanOptions::default() };
         let started = Instant::now();
         let plan = plan(trace, &options).map_err(|error| input::about(path, error))?;
         Ok(Planned {

@@ -141,8 +141,8 @@ fn files_that_are_no_traces() {
         ("float", with(" 66,", " 6.5,"), &["6.5"]),
         ("overflow", with(" 66,", " 18446744073709551615,"), &["18446744073709551615"]),
         ("twice", with("\"id\": 1,", "\"id\": 0,"), &["id", "0", "unique"]),
-        ("launch", with("\"launches\": [\n  0", "\"launches\": [\n  9"), &["launches[0]", "9"]),
-        ("unknown", with("\"launches\"", "\"lunches\""), &["lunches"]),
+        ("launch", with("\"steps\": [\n  [\n   0", "\"steps\": [\n  [\n   9"), &["steps[0][0]", "9"]),
+        ("unknown", with("\"steps\"", "\"stops\""), &["stops"]),
     ];
     for (name, text, words) in files {
         sandbox.write(name, text);
@@ -159,7 +159,7 @@ fn files_that_are_no_traces() {
 fn a_billion_requests_cost_neither_memory_nor_time() {
     let sandbox = Sandbox::new();
     let text =
-        TRACE.replacen("\"launches\": [\n  0", &format!("\"launches\": [\n{}  0", "0,".repeat(3_000_000)), 1);
+        TRACE.replacen("\"steps\": [\n  [\n", &format!("\"steps\": [\n  [\n{}", "0,".repeat(3_000_000)), 1);
     sandbox.write("many", text);
     refused(&sandbox.run("plan many"), &["many", "1048576"]);
 }

@@ -66,7 +66,7 @@ fn more_rows_are_shown_on_request_only() {
         }
     }
     runners.extend(more);
-    trace["launches"] = (0..8).collect();
+    trace["steps"] = Value::Array(vec![(0..8).collect()]);
     sandbox.write("long.json", trace.to_string());
     let short = sandbox.run("plan long.json").good();
     assert!(short.contains("and 4 more views: --all shows them"), "{short}");

@@ -97,12 +97,27 @@ fn shorten(text: &str) -> String {
 
 fn check_plan(plan: &Plan) -> Result<(), FormatError> {
     let wrong = |field: String, found: String, rule| Err(FormatError::Plan { field, found, rule });
-    if let Err(PlanError::OptionOutOfRange { option, value }) = check_options(&plan.options) {
-        return wrong(format!("options.{option}"), value.to_string(), "it goes from 1 to 1024");
+    match check_options(&plan.options) {
+        Err(PlanError::OptionOutOfRange { option, value }) => {
+            return wrong(format!("options.{option}"), value.to_string(), "it goes from 1 to 1024");
+        }
+        Err(PlanError::TooManyGroups { count }) => {
+            let found = format!("{count} groups");
+            return wrong("options.depth_by_group".into(), found, "it names up to 1024");
+        }
+        Err(PlanError::GroupName { bytes }) => {
+            let found = format!("a name of {bytes} bytes");
+            return wrong("options.depth_by_group".into(), found, "names have 1 to 256 bytes");
+        }
+        _ => {}
     }
     if plan.launch_order != plan.options.effective_launch_order() {
         let found = format!("{:?}", plan.launch_order).to_lowercase();
-        return wrong("launch_order".into(), found, "at depth 1 it is serial, else as in options");
+        return wrong(
+            "launch_order".into(),
+            found,
+            "it is serial where no depth is above 1, else as in options",
+        );
     }
     if plan.trace_digest.len() != 64
         || !plan.trace_digest.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
@@ -190,4 +205,24 @@ where
     }
 
     deserializer.deserialize_seq(Bounded::<T, MAX>(PhantomData))
+}
+
+/// The same for a list of at most `OUTER` lists of at most `INNER` items.
+pub(crate) fn at_most_each<'de, D, T, const OUTER: usize, const INNER: usize>(
+    deserializer: D,
+) -> Result<Vec<Vec<T>>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    struct Inner<T, const MAX: usize>(Vec<T>);
+
+    impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for Inner<T, MAX> {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            at_most::<D, T, MAX>(deserializer).map(Inner)
+        }
+    }
+
+    let lists = at_most::<D, Inner<T, INNER>, OUTER>(deserializer)?;
+    Ok(lists.into_iter().map(|list| list.0).collect())
 }

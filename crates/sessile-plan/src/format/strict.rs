@@ -9,26 +9,40 @@ const LISTS: [&[u8]; 9] = [
     b"runners",
     b"requests",
     b"points",
-    b"launches",
+    b"steps",
     b"shape",
     b"unsharded_shape",
     b"arenas",
     b"views",
     b"fences",
 ];
+/// Fields that are lists of lists.
+const LISTS_OF_LISTS: [&[u8]; 1] = [b"steps"];
 /// Fields that may be null.
 const NULLABLE: [&[u8]; 3] = [b"group", b"expert", b"accumulates_into"];
 
+/// What is open at a place of the document.
+enum Open<'a> {
+    /// An object, and its latest key.
+    Object(&'a [u8]),
+    List {
+        of_lists: bool,
+    },
+}
+
 /// Accepts lists and nulls only where the schemas have them.
 pub(super) fn check(json: &[u8], schema: &'static str) -> Result<(), FormatError> {
-    // The key of each open object, and none for each open list.
-    let mut open: Vec<Option<&[u8]>> = Vec::new();
+    let mut open: Vec<Open<'_>> = Vec::new();
     let mut text: &[u8] = b"";
     let mut at = 0;
     while at < json.len() {
-        let key = open.last().copied().flatten();
+        let (key, in_outer) = match open.last() {
+            Some(Open::Object(key)) => (Some(*key), false),
+            Some(Open::List { of_lists }) => (None, *of_lists),
+            None => (None, false),
+        };
         let problem = match json[at] {
-            b'[' if !key.is_some_and(|key| LISTS.contains(&key)) => {
+            b'[' if !in_outer && !key.is_some_and(|key| LISTS.contains(&key)) => {
                 Some("a list where an object or value belongs")
             }
             b'n' if !key.is_some_and(|key| NULLABLE.contains(&key)) => Some("null where a value belongs"),
@@ -38,11 +52,11 @@ pub(super) fn check(json: &[u8], schema: &'static str) -> Result<(), FormatError
             return Err(locate::at_offset(json, at, locate::position(json, at), problem, schema));
         }
         match json[at] {
-            b'{' => open.push(Some(b"")),
-            b'[' => open.push(None),
+            b'{' => open.push(Open::Object(b"")),
+            b'[' => open.push(Open::List { of_lists: key.is_some_and(|key| LISTS_OF_LISTS.contains(&key)) }),
             b'}' | b']' => _ = open.pop(),
             b':' => {
-                if let Some(Some(key)) = open.last_mut() {
+                if let Some(Open::Object(key)) = open.last_mut() {
                     *key = text;
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Buffer, Reason, Violation, Work};
+use super::{Buffer, Launch, Reason, Violation, Work};
 use crate::{
     options::{StepCut, Strategy},
     plan::Plan,
@@ -10,43 +10,84 @@ use crate::{
     trace::Trace,
 };
 
-/// First and last launch of one use of a buffer, counted through steps under wrap.
-type Use = (usize, usize);
+/// One use of a buffer in one step, in launches, counted through rounds under wrap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Use {
+    /// The launch that acquires it.
+    from: usize,
+    /// The launch after the one that reads it last.
+    live: usize,
+    /// The first launch that may reuse its bytes.
+    held: usize,
+}
 
-/// Every use of every buffer that begins in the first step. Both ends of a buffer's uses ascend: a later use is read
-/// no earlier than the one before it.
-pub(super) fn uses(trace: &Trace, plan: &Plan, buffers: &[Buffer<'_>]) -> Vec<Vec<Use>> {
-    let launches = trace.launches.len();
+/// Every use of every buffer that begins in the first round of a step. All ends of a buffer's uses ascend: a later use
+/// is read no earlier than the one before it.
+pub(super) fn uses(trace: &Trace, plan: &Plan, buffers: &[Buffer<'_>], step: &[u32]) -> Vec<Vec<Use>> {
+    let launches = step.len();
     let horizon = match plan.options.step_cut {
         StepCut::Barrier => launches,
         StepCut::Wrap => 3 * launches,
     };
     let mut launched = vec![Vec::new(); trace.runners.len()];
     for launch in 0..horizon {
-        launched[trace.launches[launch % launches] as usize].push(launch);
+        launched[step[launch % launches] as usize].push(launch);
     }
+    // Of each group with a depth of its own, the launches that use it, through as many rounds as could count.
+    let depths = match plan.options.strategy {
+        Strategy::Sessile => Some(&plan.options.depth_by_group),
+        _ => None,
+    };
+    let counted = |group: &String| -> Vec<usize> {
+        let uses: Vec<bool> = trace.runners.iter().map(|runner| runner.uses(group)).collect();
+        (0..horizon).filter(|launch| uses[step[launch % launches] as usize]).collect()
+    };
+    let depths: BTreeMap<&String, (usize, Vec<usize>)> = depths
+        .into_iter()
+        .flatten()
+        .map(|(group, &depth)| (group, (depth as usize, counted(group))))
+        .collect();
+    let held = |buffer: &Buffer<'_>, last: usize| match buffer.spec.group.as_ref().and_then(|g| depths.get(g))
+    {
+        None => last + promised(plan),
+        Some(&(depth, ref counted)) => {
+            let later = &counted[counted.partition_point(|&launch| launch <= last)..];
+            // The launch that reads it last is the first of `depth`.
+            match depth - 1 {
+                0 => last + 1,
+                more => later.get(more - 1).map_or(usize::MAX / 2, |&launch| launch + 1),
+            }
+        }
+    };
     let of = |buffer: &Buffer<'_>| {
         let (own, reads) = (&launched[buffer.runner], &launched[buffer.releaser]);
         let begins = own.iter().copied().enumerate().take_while(|&(_, from)| from < launches);
         let used = begins.map(|(at, from)| {
             if buffer.releaser == buffer.runner {
-                return (from, from);
+                return Use { from, live: from + 1, held: held(buffer, from) };
             }
             let again = own.get(at + 1).copied().unwrap_or(horizon);
             let first = reads.partition_point(|&read| read < from);
             let before_again = reads.partition_point(|&read| read < again);
             // The last read before it begins again; without one, the first read after that.
             let last = if before_again > first { before_again - 1 } else { first };
-            (from, reads.get(last).copied().unwrap_or(launches - 1))
+            let last = reads.get(last).copied().unwrap_or(launches - 1);
+            Use { from, live: last + 1, held: held(buffer, last) }
         });
         used.collect()
     };
     buffers.iter().map(of).collect()
 }
 
-/// The first of `a` that is nearer than `distance` launches to one of `b`, and the first such.
-fn nearest(a: &[Use], b: &[Use], distance: usize, launches: usize, cut: StepCut) -> Option<(Use, Use)> {
-    let around = |used: &Use| cut == StepCut::Wrap && used.1 - used.0 + distance >= launches;
+/// The first of `a` that meets one of `b`, and the first such. A use lasts until `end` says.
+fn nearest(
+    a: &[Use],
+    b: &[Use],
+    end: impl Fn(&Use) -> usize,
+    launches: usize,
+    cut: StepCut,
+) -> Option<(Use, Use)> {
+    let around = |used: &Use| cut == StepCut::Wrap && end(used) - used.from >= launches;
     let around_b = b.iter().position(around);
     // How many steps `a` and `b` are ahead: under wrap, two steps lie on either side.
     let (ahead, steps) = match cut {
@@ -57,8 +98,8 @@ fn nearest(a: &[Use], b: &[Use], distance: usize, launches: usize, cut: StepCut)
         let near = |step: usize| {
             let shift = step * launches;
             // Ends ascend: of those that end late enough, the first is the one that begins earliest.
-            let at = b.partition_point(|y| y.1 + shift + distance <= x.0 + ahead);
-            b.get(at).is_some_and(|y| y.0 + shift < x.1 + ahead + distance).then_some(at)
+            let at = b.partition_point(|y| end(y) + shift <= x.from + ahead);
+            b.get(at).is_some_and(|y| y.from + shift < end(x) + ahead).then_some(at)
         };
         let first = if around(x) { Some(0) } else { steps.clone().filter_map(near).chain(around_b).min() };
         first.and_then(|at| b.get(at)).map(|&y| (*x, y))
@@ -73,17 +114,18 @@ fn promised(plan: &Plan) -> usize {
     }
 }
 
-/// `None` once the work is spent.
+/// `None` once the work is spent. `all` holds the uses of each step.
 pub(super) fn check(
     trace: &Trace,
     plan: &Plan,
     buffers: &[Buffer<'_>],
-    all: &[Vec<Use>],
+    all: &[Vec<Vec<Use>>],
     work: &mut Work,
     found: &mut Vec<Violation>,
 ) -> Option<()> {
     let cut = plan.options.step_cut;
-    let launches = trace.launches.len();
+    // The step that launches a buffer's runner first.
+    let home = |at: usize| all.iter().position(|uses| !uses[at].is_empty());
     let mut by_offset: Vec<(u32, u64, u64, usize)> = buffers
         .iter()
         .enumerate()
@@ -94,20 +136,36 @@ pub(super) fn check(
     for (place, &(arena, _, end, a)) in by_offset.iter().enumerate() {
         let above = by_offset[place + 1..].iter().take_while(|other| other.0 == arena && other.1 < end);
         for &(.., b) in above {
-            work.spend(1 + all[a].len() + all[b].len())?;
-            let pair = |distance| nearest(&all[a], &all[b], distance, launches, cut);
-            // Where a step launches runners again, depth counts between first launches (see `bound`).
-            let too_soon = || match cut {
-                StepCut::Wrap => pair(promised(plan)),
-                StepCut::Barrier => nearest(&all[a][..1], &all[b][..1], promised(plan), launches, cut),
-            };
-            let fault = pair(1).map(|uses| (Reason::LiveOverlap, uses));
-            if let Some((reason, (x, y))) =
-                fault.or_else(|| too_soon().map(|uses| (Reason::ReusedTooSoon, uses)))
-            {
-                let (x, y) = ((x.0, a), (y.0, b));
+            let mut fault = None;
+            for (step, uses) in all.iter().enumerate() {
+                let (uses_of_a, uses_of_b) = (&uses[a], &uses[b]);
+                work.spend(1 + uses_of_a.len() + uses_of_b.len())?;
+                if uses_of_a.is_empty() || uses_of_b.is_empty() {
+                    continue;
+                }
+                let launches = trace.steps[step].len();
+                let live = nearest(uses_of_a, uses_of_b, |used| used.live, launches, cut);
+                if let Some(pair) = live {
+                    fault = Some((Reason::LiveOverlap, step, pair));
+                    break;
+                }
+                let held = |used: &Use| used.held;
+                // Where runners are launched again, depth counts between first launches (see `bound`).
+                let soon = match cut {
+                    StepCut::Wrap => nearest(uses_of_a, uses_of_b, held, launches, cut),
+                    StepCut::Barrier if home(a) == Some(step) && home(b) == Some(step) => {
+                        nearest(&uses_of_a[..1], &uses_of_b[..1], held, launches, cut)
+                    }
+                    StepCut::Barrier => None,
+                };
+                fault = fault.or(soon.map(|pair| (Reason::ReusedTooSoon, step, pair)));
+            }
+            if let Some((reason, step, (x, y))) = fault {
+                let (x, y) = ((x.from, a), (y.from, b));
                 let (first, second) = if x <= y { (x, y) } else { (y, x) };
-                let party = |(launch, at): (usize, usize)| buffers[at].party(trace, Some(launch));
+                let party = |(position, at): (usize, usize)| {
+                    buffers[at].party(trace, Some(Launch { step, position }))
+                };
                 found.push(Violation::between(reason, party(first), party(second)));
             }
         }
@@ -148,32 +206,40 @@ pub(super) fn bounds<'a>(
     trace: &Trace,
     plan: &Plan,
     buffers: &[Buffer<'a>],
-    all: &[Vec<Use>],
+    all: &[Vec<Vec<Use>>],
 ) -> BTreeMap<&'a Domain, u64> {
     let cut = plan.options.step_cut;
-    let launches = trace.launches.len();
-    let cover = |ranges: &mut Vec<(usize, usize)>, from: usize, end: usize| {
-        let end = end.min(from + launches);
-        ranges.push((from, end.min(launches)));
-        if cut == StepCut::Wrap && end > launches {
-            ranges.push((0, end - launches));
-        }
-    };
-    let mut loads: BTreeMap<&Domain, [Load; 2]> = BTreeMap::new();
-    for (buffer, uses) in buffers.iter().zip(all) {
-        let bytes = buffer.spec.aligned_bytes().unwrap_or(0);
-        let (mut live_now, mut held_for_depth) = (Vec::new(), Vec::new());
-        for (number, &(from, to)) in uses.iter().enumerate() {
-            cover(&mut live_now, from, to + 1);
-            if number == 0 || cut == StepCut::Wrap {
-                cover(&mut held_for_depth, from, to + promised(plan));
+    let mut bounds: BTreeMap<&Domain, u64> = BTreeMap::new();
+    let mut seen = vec![false; buffers.len()];
+    for (step, uses_in_step) in trace.steps.iter().zip(all) {
+        let launches = step.len();
+        let cover = |ranges: &mut Vec<(usize, usize)>, from: usize, end: usize| {
+            let end = end.min(from + launches);
+            ranges.push((from, end.min(launches)));
+            if cut == StepCut::Wrap && end > launches {
+                ranges.push((0, end - launches));
             }
+        };
+        let mut loads: BTreeMap<&Domain, [Load; 2]> = BTreeMap::new();
+        for (at, (buffer, uses)) in buffers.iter().zip(uses_in_step).enumerate() {
+            let bytes = buffer.spec.aligned_bytes().unwrap_or(0);
+            let (mut live_now, mut held_for_depth) = (Vec::new(), Vec::new());
+            for used in uses {
+                cover(&mut live_now, used.from, used.live);
+                if !std::mem::replace(&mut seen[at], true) || cut == StepCut::Wrap {
+                    cover(&mut held_for_depth, used.from, used.held);
+                }
+            }
+            let [now, held] = loads.entry(&buffer.spec.domain).or_default();
+            now.add(live_now, bytes);
+            held.add(held_for_depth, bytes);
         }
-        let [now, held] = loads.entry(&buffer.spec.domain).or_default();
-        now.add(live_now, bytes);
-        held.add(held_for_depth, bytes);
+        for (domain, [now, held]) in loads {
+            let bound = bounds.entry(domain).or_default();
+            *bound = (*bound).max(now.max()).max(held.max());
+        }
     }
-    loads.into_iter().map(|(domain, [now, held])| (domain, now.max().max(held.max()))).collect()
+    bounds
 }
 
 #[cfg(test)]
@@ -181,16 +247,14 @@ mod tests {
     use super::*;
 
     /// All pairs, compared one by one.
-    fn nearest_of_all(
-        a: &[Use],
-        b: &[Use],
-        distance: usize,
-        launches: usize,
-        cut: StepCut,
-    ) -> Option<(Use, Use)> {
-        let near = |a: Use, b: Use| a.0 < b.1 + distance && b.0 < a.1 + distance;
-        let later = |used: Use, steps: usize| (used.0 + steps * launches, used.1 + steps * launches);
-        let around = |used: Use| used.1 - used.0 + distance >= launches;
+    fn nearest_of_all(a: &[Use], b: &[Use], launches: usize, cut: StepCut) -> Option<(Use, Use)> {
+        let near = |a: Use, b: Use| a.from < b.held && b.from < a.held;
+        let later = |used: Use, steps: usize| Use {
+            from: used.from + steps * launches,
+            held: used.held + steps * launches,
+            ..used
+        };
+        let around = |used: Use| used.held - used.from >= launches;
         let mut pairs = a.iter().flat_map(|&x| b.iter().map(move |&y| (x, y)));
         pairs.find(|&(x, y)| match cut {
             StepCut::Barrier => near(x, y),
@@ -215,15 +279,12 @@ mod tests {
                 let mut ends: Vec<usize> = begins.iter().map(|&from| from + random(length)).collect();
                 begins.sort_unstable();
                 ends.sort_unstable();
-                begins.into_iter().zip(ends).collect::<Vec<Use>>()
+                let used = |(from, to): (usize, usize)| Use { from, live: to + 1, held: to + distance };
+                begins.into_iter().zip(ends).map(used).collect::<Vec<Use>>()
             };
             let (a, b) = (some(), some());
-            let pair = nearest(&a, &b, distance, launches, cut);
-            assert_eq!(
-                pair,
-                nearest_of_all(&a, &b, distance, launches, cut),
-                "{a:?} {b:?} {distance} {launches}"
-            );
+            let pair = nearest(&a, &b, |used| used.held, launches, cut);
+            assert_eq!(pair, nearest_of_all(&a, &b, launches, cut), "{a:?} {b:?} {launches}");
             near += usize::from(pair.is_some());
         }
         assert!((50_000..190_000).contains(&near), "{near}");

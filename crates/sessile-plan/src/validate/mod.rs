@@ -193,8 +193,23 @@ pub struct Party {
     pub runner: Option<String>,
     /// Its view, if it has one.
     pub view: Option<View>,
-    /// Where in the step the fault shows, as an index into `launches`.
-    pub launch: Option<usize>,
+    /// Where the fault shows.
+    pub launch: Option<Launch>,
+}
+
+/// A launch of one of the steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Launch {
+    /// Index into `steps`.
+    pub step: usize,
+    /// Index into that step.
+    pub position: usize,
+}
+
+impl fmt::Display for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "steps[{}][{}]", self.step, self.position)
+    }
 }
 
 impl fmt::Display for Party {
@@ -207,7 +222,7 @@ impl fmt::Display for Party {
             write!(f, " of runner `{runner}`")?;
         }
         if let Some(launch) = self.launch {
-            write!(f, " at launch {launch}")?;
+            write!(f, " at {launch}")?;
         }
         if let Some(view) = &self.view {
             let end = view.offset.saturating_add(view.bytes);
@@ -283,7 +298,7 @@ struct Buffer<'a> {
 }
 
 impl Buffer<'_> {
-    fn party(&self, trace: &Trace, launch: Option<usize>) -> Party {
+    fn party(&self, trace: &Trace, launch: Option<Launch>) -> Party {
         Party {
             request: self.id,
             spec: Some(self.spec.clone()),
@@ -329,13 +344,13 @@ pub fn validate(trace: &Trace, plan: &Plan) -> Vec<Violation> {
         found.push(Violation::new(Reason::DigestMismatch).values(digest, &plan.trace_digest));
     }
     let buffers = buffers(trace, plan, &mut found);
-    let uses = live::uses(trace, plan, &buffers);
+    let uses: Vec<_> = trace.steps.iter().map(|step| live::uses(trace, plan, &buffers, step)).collect();
     arenas(plan, &buffers, &live::bounds(trace, plan, &buffers, &uses), &mut found);
     let mut work = Work { left: VALIDATE_WORK_MAX };
     let checked = live::check(trace, plan, &buffers, &uses, &mut work, &mut found)
         .and_then(|()| reach::check(trace, plan, &buffers, &mut work, &mut found));
     if checked.is_none() {
-        let sizes = (trace.launches.len(), buffers.len(), plan.fences.len());
+        let sizes = (trace.launch_count(), buffers.len(), plan.fences.len());
         let more = format!("more, for {} launches, {} requests and {} fences", sizes.0, sizes.1, sizes.2);
         return vec![Violation::new(Reason::TooCostly).values(format!("{VALIDATE_WORK_MAX} steps"), more)];
     }
@@ -350,15 +365,18 @@ fn header(plan: &Plan, found: &mut Vec<Violation>) -> bool {
         found.push(wrong.values(format!("{expected:?}"), format!("{is:?}")));
         return false;
     }
-    let counts = match plan.options.strategy {
-        Strategy::Generations(count) | Strategy::Ring(count) => [plan.options.depth, count],
-        Strategy::Sessile | Strategy::PerRequest => [plan.options.depth, 1],
+    let count = match plan.options.strategy {
+        Strategy::Generations(count) | Strategy::Ring(count) => count,
+        Strategy::Sessile | Strategy::PerRequest => 1,
     };
-    if let Some(&count) = counts.iter().find(|&&count| !(1..=1024).contains(&count)) {
+    let depths = &plan.options.depth_by_group;
+    let mut counts = depths.values().copied().chain([plan.options.depth, count]);
+    if let Some(count) = counts.find(|count| !(1..=1024).contains(count)) {
         found.push(wrong.values("1 to 1024", count));
         return false;
     }
-    let order = if plan.options.depth == 1 { LaunchOrder::Serial } else { plan.options.launch_order };
+    let overlaps = plan.options.depth > 1 || depths.values().any(|&depth| depth > 1);
+    let order = if overlaps { plan.options.launch_order } else { LaunchOrder::Serial };
     if plan.launch_order != order {
         let wrong = Violation::new(Reason::LaunchOrderWrong);
         found.push(wrong.values(format!("{order:?}"), format!("{:?}", plan.launch_order)));

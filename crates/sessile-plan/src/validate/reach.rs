@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Buffer, Reason, Violation, Work, unknown};
+use super::{Buffer, Launch, Reason, Violation, Work, unknown};
 use crate::{
     options::{LaunchOrder, StepCut},
     plan::Plan,
@@ -30,17 +30,18 @@ struct Unrolled<'a> {
 impl<'a> Unrolled<'a> {
     fn new(
         trace: &'a Trace,
+        step: &[u32],
         plan: &Plan,
         buffers: &'a [Buffer<'a>],
         fences: &[Option<(usize, usize)>],
         work: &mut Work,
     ) -> Option<Self> {
-        let steps = match plan.options.step_cut {
+        let rounds = match plan.options.step_cut {
             StepCut::Barrier => 1,
             StepCut::Wrap => 3,
         };
         let launches: Vec<usize> =
-            (0..steps).flat_map(|_| trace.launches.iter().map(|&runner| runner as usize)).collect();
+            (0..rounds).flat_map(|_| step.iter().map(|&runner| runner as usize)).collect();
         let mut launched = vec![Vec::new(); trace.runners.len()];
         let mut first_node = Vec::new();
         let mut nodes = 0;
@@ -354,40 +355,47 @@ pub(super) fn check(
         }
         fences.push(index.get(&fence.release).copied().zip(index.get(&fence.acquire).copied()));
     }
-    let graph = Unrolled::new(trace, plan, buffers, &fences, work)?;
     let users = earlier_users(buffers, work)?;
     let mut acquirers = vec![BTreeMap::<_, Vec<usize>>::new(); trace.runners.len()];
     for (at, buffer) in buffers.iter().enumerate() {
         acquirers[buffer.runner].entry(buffer.acquire).or_default().push(at);
     }
-    let mut search = Search::new(&graph);
-    let missing = unordered(&mut search, &acquirers, &users, None, work)?;
-
     let mut reported = BTreeSet::new();
-    for &(launch, x, y) in &missing {
-        if reported.insert((x, y)) {
-            let reason = match users[y][&x] {
-                Why::Bytes => Reason::ReuseNotOrdered,
-                Why::Accumulator => Reason::AccumulatorUnordered,
+    let mut necessary = vec![false; fences.len()];
+    for (number, step) in trace.steps.iter().enumerate() {
+        let graph = Unrolled::new(trace, step, plan, buffers, &fences, work)?;
+        let mut search = Search::new(&graph);
+        let missing = unordered(&mut search, &acquirers, &users, None, work)?;
+        for &(launch, x, y) in &missing {
+            if reported.insert((x, y)) {
+                let reason = match users[y][&x] {
+                    Why::Bytes => Reason::ReuseNotOrdered,
+                    Why::Accumulator => Reason::AccumulatorUnordered,
+                };
+                let at = |launch: usize| Launch { step: number, position: launch % step.len() };
+                let first = graph.latest(buffers[x].runner, launch).map(at);
+                let (first, second) =
+                    (buffers[x].party(trace, first), buffers[y].party(trace, Some(at(launch))));
+                found.push(Violation::between(reason, first, second));
+            }
+        }
+        for (number, fence) in fences.iter().enumerate() {
+            let Some((x, y)) = *fence else { continue };
+            // A fence that one step needs need not be asked for in another.
+            if necessary[number] || graph.launched[buffers[y].runner].is_empty() {
+                continue;
+            }
+            necessary[number] = if users[y].contains_key(&x) {
+                orders_its_own(&mut search, number, x, y, work)?
+            } else {
+                unordered(&mut search, &acquirers, &users, Some(number), work)?.len() > missing.len()
             };
-            let step = trace.launches.len();
-            let first = graph.latest(buffers[x].runner, launch).map(|launch| launch % step);
-            let (first, second) =
-                (buffers[x].party(trace, first), buffers[y].party(trace, Some(launch % step)));
-            found.push(Violation::between(reason, first, second));
         }
     }
-    for (number, fence) in fences.iter().enumerate() {
+    for (fence, _) in fences.iter().zip(&necessary).filter(|&(_, &necessary)| !necessary) {
         let Some((x, y)) = *fence else { continue };
-        let necessary = if users[y].contains_key(&x) {
-            orders_its_own(&mut search, number, x, y, work)?
-        } else {
-            unordered(&mut search, &acquirers, &users, Some(number), work)?.len() > missing.len()
-        };
-        if !necessary {
-            let (first, second) = (buffers[x].party(trace, None), buffers[y].party(trace, None));
-            found.push(Violation::between(Reason::FenceUnnecessary, first, second));
-        }
+        let (first, second) = (buffers[x].party(trace, None), buffers[y].party(trace, None));
+        found.push(Violation::between(Reason::FenceUnnecessary, first, second));
     }
     Some(())
 }

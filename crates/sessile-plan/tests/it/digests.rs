@@ -22,8 +22,8 @@ fn the_digest_of_a_trace_is_stable_and_its_name_does_not_count() {
 #[test]
 fn every_field_of_a_trace_changes_its_digest() {
     let changes: Vec<fn(&mut Trace)> = vec![
-        |trace| trace.launches.swap(0, 1),
-        |trace| trace.launches.push(0),
+        |trace| trace.steps[0].swap(0, 1),
+        |trace| trace.steps[0].push(0),
         |trace| trace.runners[0].name.push('x'),
         |trace| trace.runners[0].points.push(point(0, PointKind::Record(9))),
         |trace| trace.runners[0].points.push(point(0, PointKind::Record(8))),

@@ -25,9 +25,10 @@ fn every_fault_of_a_trace_is_named_with_its_remedy() {
         refused(|trace| trace.schema = "sessile.plan".into()),
         refused(|trace| trace.version = 7),
         refused(|trace| trace.name = long.clone()),
-        refused(|trace| trace.launches.clear()),
-        refused(|trace| trace.launches.push(4)),
-        refused(|trace| trace.launches.truncate(3)),
+        refused(|trace| trace.steps.clear()),
+        refused(|trace| trace.steps.push(vec![])),
+        refused(|trace| trace.steps[0].push(4)),
+        refused(|trace| trace.steps[0].truncate(3)),
         refused(|trace| trace.runners[2].name = "r0".into()),
         refused(|trace| trace.runners[2].name.clear()),
         refused(|trace| trace.runners[2].requests[0].id = RequestId(0)),
@@ -146,7 +147,7 @@ fn every_fault_of_a_document_is_named_with_its_field() {
         misread("\"bf16\"", "\"f64\""),
         misread("\"complete\"", "{\"complete\":null}"),
         misread("{\"stream\":0,\"kind\":\"complete\"}", "[0,\"complete\"]"),
-        misread("\"launches\":[0", "\"launches\":[1000000000"),
+        misread("\"steps\":[[0", "\"steps\":[[1000000000"),
         misread("\"requests\":[", "\"requests\":1000000000,\"points\":["),
     ];
     for (json, cut) in [(&json, 0), (&json, 1), (&json, 300), (&json, json.len() - 2)] {

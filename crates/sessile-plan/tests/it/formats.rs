@@ -24,7 +24,7 @@ fn rich() -> Trace {
     let mut runner = backward("rich", vec![full]);
     runner.points.push(point(2, PointKind::Record(7)));
     runner.points.push(point(0, PointKind::Wait(7)));
-    trace.launches.push(trace.runners.len() as u32);
+    trace.steps[0].push(trace.runners.len() as u32);
     trace.runners.push(runner);
     trace
 }

@@ -11,6 +11,7 @@ struct Wish {
     domain: u8,
     dtype: u8,
     role: u8,
+    group: Option<u8>,
     accumulator: Option<u8>,
     spans: bool,
 }
@@ -34,12 +35,14 @@ fn choice() -> impl Strategy<Value = usize> {
 
 fn wish() -> impl Strategy<Value = Wish> {
     let accumulator = prop_oneof![3 => Just(None), 1 => (0u8..3).prop_map(Some)];
-    (1u64..7, 0u8..3, 0u8..3, 0u8..3, accumulator, prop::bool::weighted(0.2)).prop_map(
-        |(units, domain, dtype, role, accumulator, spans)| Wish {
+    let group = prop_oneof![1 => Just(None), 1 => (0u8..2).prop_map(Some)];
+    (1u64..7, 0u8..3, 0u8..3, 0u8..3, group, accumulator, prop::bool::weighted(0.2)).prop_map(
+        |(units, domain, dtype, role, group, accumulator, spans)| Wish {
             units,
             domain,
             dtype,
             role,
+            group,
             accumulator,
             spans,
         },
@@ -73,10 +76,17 @@ fn program() -> impl Strategy<Value = Program> {
     })
 }
 
-/// Up to `runners` runners of up to five requests, launched up to three times that often.
+/// Up to `runners` runners of up to five requests, launched up to three times that often; one in three with up to two
+/// more steps that launch some of them, in another order.
 pub(crate) fn traces(runners: usize) -> impl Strategy<Value = Trace> {
-    (vec(program(), 1..=runners), vec(choice(), 0..2 * runners))
-        .prop_map(|(programs, again)| build(programs, &again))
+    let more = prop_oneof![2 => Just(Vec::new()), 1 => vec(vec(choice(), 1..=runners), 1..=2)];
+    (vec(program(), 1..=runners), vec(choice(), 0..2 * runners), more).prop_map(|(programs, again, more)| {
+        let count = programs.len();
+        let mut made = build(programs, &again);
+        let step = |chosen: Vec<usize>| chosen.into_iter().map(|index| (index % count) as u32).collect();
+        made.steps.extend(more.into_iter().map(step));
+        made
+    })
 }
 
 fn build(programs: Vec<Program>, again: &[usize]) -> Trace {
@@ -167,6 +177,7 @@ fn make(id: u32, wish: &Wish) -> Request {
     };
     made.spec.dtype = [DType::Bf16, DType::F32, DType::U32][wish.dtype as usize];
     made.spec.role = [Role::WgradInput, Role::RsOutput, Role::GatheredWeight][wish.role as usize].clone();
+    made.spec.group = wish.group.map(|number| format!("g{number}"));
     made.spec.accumulates_into = wish.accumulator.map(|number| format!("main_grad {number}"));
     made
 }

@@ -19,7 +19,7 @@ fn feed(bytes: &[u8]) -> Result<bool, TestCaseError> {
     if let Ok(trace) = read_trace(bytes) {
         taken = true;
         prop_assert_eq!(check_trace(&trace), Ok(()));
-        if trace.launches.len() < 64 {
+        if trace.steps[0].len() < 64 {
             let made =
                 plan(&trace, &PlanOptions::default()).map_err(|e| TestCaseError::fail(e.to_string()))?;
             let found = validate(&trace, &made);
@@ -93,7 +93,7 @@ fn deep_nesting_is_refused() {
         let deep = open.repeat(1_000_000);
         assert!(matches!(read_trace(deep.as_bytes()), Err(FormatError::Json { .. })));
         let inside = format!(
-            "{{\"schema\":\"sessile.trace\",\"version\":1,\"name\":{}1{},\"runners\":[],\"launches\":[]}}",
+            "{{\"schema\":\"sessile.trace\",\"version\":1,\"name\":{}1{},\"runners\":[],\"steps\":[]}}",
             open.repeat(100_000),
             close.repeat(100_000)
         );
@@ -104,8 +104,8 @@ fn deep_nesting_is_refused() {
 /// Lists far beyond their limits stop while they are read, not after.
 #[test]
 fn long_lists_are_refused_while_they_are_read() {
-    let head = "{\"schema\":\"sessile.trace\",\"version\":1,\"name\":\"\",\"runners\":[],\"launches\":[0";
-    let long = format!("{head}{}]}}", ",0".repeat(5_000_000));
+    let head = "{\"schema\":\"sessile.trace\",\"version\":1,\"name\":\"\",\"runners\":[],\"steps\":[[0";
+    let long = format!("{head}{}]]}}", ",0".repeat(5_000_000));
     let Err(FormatError::Json { problem, column, .. }) = read_trace(long.as_bytes()) else {
         panic!("five million launches were read");
     };

@@ -15,10 +15,15 @@ use crate::{
 
 fn any_options() -> impl proptest::strategy::Strategy<Value = PlanOptions> {
     let strategies = strategies();
-    (0..strategies.len(), 1u32..=4, 0usize..2, prop::bool::ANY).prop_map(
-        move |(strategy, depth, cut, serial)| PlanOptions {
+    let groups = prop_oneof![
+        1 => Just(Vec::new()),
+        1 => proptest::collection::vec((0u8..2, 1u32..=3), 1..=2),
+    ];
+    (0..strategies.len(), 1u32..=4, groups, 0usize..2, prop::bool::ANY).prop_map(
+        move |(strategy, depth, groups, cut, serial)| PlanOptions {
             strategy: strategies[strategy],
             depth,
+            depth_by_group: groups.into_iter().map(|(group, depth)| (format!("g{group}"), depth)).collect(),
             step_cut: CUTS[cut],
             launch_order: if serial { LaunchOrder::Serial } else { LaunchOrder::Overlapped },
         },
@@ -84,7 +89,8 @@ fn sessile_is_never_larger_than_the_baselines_at_its_depth_nor_smaller_than_the_
         prop_assert!(made.bytes() <= baseline_bytes(&trace, own.step_cut).per_request);
         prop_assert!(made.bytes() >= made.lower_bound_bytes());
         prop_assert_eq!(made.lower_bound_bytes(), lower_bound(&trace, &own));
-        if own.step_cut == StepCut::Barrier {
+        // Equal depth: groups that count less keep their bytes longer.
+        if own.step_cut == StepCut::Barrier && own.depth_by_group.is_empty() {
             let alternating = PlanOptions { strategy: Strategy::Generations(own.depth), ..own.clone() };
             let alternating =
                 plan(&trace, &alternating).map_err(|error| TestCaseError::fail(error.to_string()))?;

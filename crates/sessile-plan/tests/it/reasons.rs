@@ -39,7 +39,7 @@ fn only(reason: Reason, spoil: impl FnOnce(&mut Trace, &mut Plan)) -> String {
 
 #[test]
 fn invalid_trace() {
-    let words = only(Reason::InvalidTrace, |trace, _| trace.launches.clear());
+    let words = only(Reason::InvalidTrace, |trace, _| trace.steps[0].clear());
     insta::assert_snapshot!(words);
 }
 

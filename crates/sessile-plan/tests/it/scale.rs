@@ -108,7 +108,7 @@ fn many_launches_of_spanning_requests_stay_within_the_budget() {
 fn many_launches_of_few_requests_are_validated() {
     let runners = (0..16).map(|r| backward(&format!("r{r}"), vec![request(2 * r, 2), request(2 * r + 1, 1)]));
     let mut given = trace(runners.collect(), (0..16).collect());
-    given.launches.extend([11; 20_000]);
+    given.steps[0].extend([11; 20_000]);
     for cut in CUTS {
         let made = plan(&given, &options(Strategy::Sessile, 2, cut)).unwrap();
         let begun = Instant::now();

@@ -1,8 +1,8 @@
 //! Short ways to write traces.
 
 use sessile_plan::{
-    DType, Domain, LaunchOrder, PlanOptions, Point, PointKind, Request, RequestId, RequestSpec, Role, Runner,
-    StepCut, Strategy, TRACE_VERSION, Trace,
+    DType, Domain, PlanOptions, Point, PointKind, Request, RequestId, RequestSpec, Role, Runner, StepCut,
+    Strategy, TRACE_VERSION, Trace,
 };
 
 /// A request of `units` times 256 bytes.
@@ -61,7 +61,13 @@ pub(crate) fn opaque(name: &str, requests: Vec<Request>) -> Runner {
 }
 
 pub(crate) fn trace(runners: Vec<Runner>, launches: Vec<u32>) -> Trace {
-    Trace { schema: Trace::SCHEMA.into(), version: TRACE_VERSION, name: "test".into(), runners, launches }
+    Trace {
+        schema: Trace::SCHEMA.into(),
+        version: TRACE_VERSION,
+        name: "test".into(),
+        runners,
+        steps: vec![launches],
+    }
 }
 
 /// Four backwards of one request each; the picture of many tests.
@@ -77,7 +83,7 @@ pub(crate) fn four() -> Trace {
 }
 
 pub(crate) fn options(strategy: Strategy, depth: u32, step_cut: StepCut) -> PlanOptions {
-    PlanOptions { strategy, depth, step_cut, launch_order: LaunchOrder::Overlapped }
+    PlanOptions { strategy, depth, step_cut, ..PlanOptions::default() }
 }
 
 pub(crate) const CUTS: [StepCut; 2] = [StepCut::Barrier, StepCut::Wrap];

@@ -48,7 +48,7 @@ struct Sealed<D: Device> {
     /// One external event for each request that a fence waits for.
     fence_events: BTreeMap<RequestId, D::Event>,
     runners: Vec<SealedRunner<D>>,
-    /// Position in `trace.launches` of the launch that the sealed order expects next.
+    /// Position in `trace.steps[0]` of the launch that the sealed order expects next.
     cursor: usize,
 }
 

@@ -30,7 +30,7 @@ impl<D: Device> Runtime<D> {
             });
         };
         let at = sealed.runner(runner)?;
-        Ok(sealed.trace.launches[sealed.cursor] as usize == at)
+        Ok(sealed.trace.steps[0][sealed.cursor] as usize == at)
     }
 
     /// Launches a runner's graph. The main stream then waits for its completion point alone: its reduce-scatters run
@@ -51,7 +51,7 @@ impl<D: Device> Runtime<D> {
             let arena = sessile_hal::Memory::label(arena).to_owned();
             return Err(RuntimeError::StaleArena { runner: runner.to_owned(), arena });
         }
-        let launches = &sealed.trace.launches;
+        let launches = &sealed.trace.steps[0];
         // In order this is the cursor itself; else the runner's next place after it.
         let position = (0..launches.len())
             .map(|step| (sealed.cursor + step) % launches.len())

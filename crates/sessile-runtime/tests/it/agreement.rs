@@ -298,7 +298,7 @@ fn a_discovery_that_failed_half_way_can_be_restarted() {
         }
         let plan = lab.runtime.seal("test", &PlanOptions::default())?;
         assert_eq!(plan.views.len(), 5);
-        assert_eq!(lab.runtime.trace().map(|trace| trace.launches.clone()), Some(vec![0, 1]));
+        assert_eq!(lab.runtime.trace().map(|trace| trace.steps.clone()), Some(vec![vec![0, 1]]));
         Ok::<(), RuntimeError>(())
     }));
 }

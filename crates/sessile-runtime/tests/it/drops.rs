@@ -199,7 +199,7 @@ fn a_panic_in_a_discovery_forgets_the_pass() {
         assert!(lab.runtime.runner().is_none());
         discover(&mut lab, "layer", body)?;
         lab.runtime.seal("test", &PlanOptions::default())?;
-        assert_eq!(lab.runtime.trace().map(|trace| trace.launches.len()), Some(1));
+        assert_eq!(lab.runtime.trace().map(|trace| trace.steps[0].len()), Some(1));
         Ok::<_, RuntimeError>(())
     }));
     assert_eq!(world.live_bytes(0), 0);

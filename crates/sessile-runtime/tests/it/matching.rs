@@ -113,7 +113,7 @@ fn discovered_twice(first: &[RequestSpec], second: &[RequestSpec]) -> String {
         assert!(lab.runtime.runner().is_none());
         // The pass is forgotten: the first one is sealed, captured and replayed.
         lab.runtime.seal("test", &PlanOptions::default())?;
-        assert_eq!(lab.runtime.trace().map(|trace| trace.launches.len()), Some(1));
+        assert_eq!(lab.runtime.trace().map(|trace| trace.steps[0].len()), Some(1));
         capture(&mut lab, "layer", |lab: &mut Lab| ask(lab, first))?;
         lab.runtime.replay("layer")?;
         lab.runtime.release_plan()?;

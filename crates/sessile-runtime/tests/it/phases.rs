@@ -81,7 +81,7 @@ fn before_the_seal_nothing_can_be_captured_replayed_or_released() {
         ])
     });
     insta::assert_snapshot!(texts.join("\n"), @r"
-    `launches` is empty: a step needs at least one launch, as an index into `runners`
+    steps[0] is empty: a step needs at least one launch, as an index into `runners`
     capture is not possible while nothing is sealed: discover every runner once, then seal
     replay is not possible while nothing is sealed: discover every runner once, then seal
     replay is not possible while nothing is sealed: discover every runner once, then seal
@@ -235,7 +235,7 @@ fn a_seal_without_any_discovery_is_an_error_on_all_ranks() {
         let mut lab = Lab::logged(device)?;
         seal(&mut lab)
     }));
-    assert_eq!(errors[0], RuntimeError::Trace(TraceError::NoLaunches));
+    assert_eq!(errors[0], RuntimeError::Trace(TraceError::NoLaunches { step: 0 }));
     assert!(matches!(&errors[1], RuntimeError::PeerFailed { rank: 0, .. }), "{}", errors[1]);
 }
 
@@ -342,7 +342,7 @@ fn a_body_that_fails_leaves_discovery_and_capture_as_if_they_had_not_been_tried(
             });
             assert_eq!(error, Err(failure()));
         }
-        assert_eq!(lab.runtime.trace().map(|trace| trace.launches.len()), Some(1));
+        assert_eq!(lab.runtime.trace().map(|trace| trace.steps[0].len()), Some(1));
         capture(&mut lab, "layer", ask)?;
         lab.runtime.replay("layer").map(drop)
     });
