@@ -12,6 +12,10 @@ use crate::sync::Arc;
 
 /// One rank's part of a batch of collectives.
 pub(crate) struct Call {
+    /// The group's name and size, and this rank's position in it.
+    pub(crate) group: Arc<str>,
+    pub(crate) size: u64,
+    member: u64,
     pub(crate) kind: Collective,
     pub(crate) transfers: Vec<Transfer<HostMemory>>,
 }
@@ -153,7 +157,8 @@ impl Call {
                 return Err(refused(kind, one, format!("a result of its own (transfer {at} of the batch)")));
             }
         }
-        Ok(Call { kind, transfers: transfers.to_vec() })
+        let (name, member) = (group.name.as_str().into(), rank.into());
+        Ok(Call { group: name, size, member, kind, transfers: transfers.to_vec() })
     }
 
     pub(crate) fn signature(&self) -> Signature {
@@ -273,16 +278,21 @@ pub(crate) struct Reads {
 }
 
 impl Reads {
-    /// What member `member` reads once all members have come with `calls`. `None` if their calls do not match, which
+    /// What the member of `call` reads once all members have come with `calls`. `None` if their calls do not match, which
     /// the meeting has reported.
-    pub(crate) fn of(call: &Arc<Call>, member: u64, calls: &[Arc<Call>]) -> Option<Self> {
+    pub(crate) fn of(call: &Arc<Call>, calls: &[Arc<Call>]) -> Option<Self> {
         let of_transfer = |at: usize| {
             let n = call.transfers[at].recv.elements();
-            let block = |peer: &Arc<Call>| peer.transfers.get(at)?.send.slice(member * n, n).ok();
+            let block = |peer: &Arc<Call>| peer.transfers.get(at)?.send.slice(call.member * n, n).ok();
             calls.iter().map(block).collect::<Option<Vec<_>>>()
         };
         let blocks = (0..call.transfers.len()).map(of_transfer).collect::<Option<Vec<_>>>()?;
         Some(Reads { call: call.clone(), blocks })
+    }
+
+    /// The rank's own part.
+    pub(crate) fn call(&self) -> &Call {
+        &self.call
     }
 
     /// Every view, and whether it is written.

@@ -17,11 +17,13 @@ pub(crate) struct Group {
     pub(crate) id: u64,
     pub(crate) name: String,
     pub(crate) ranks: Vec<u32>,
+    /// Those of them that run; all, unless the world is folded.
+    pub(crate) seats: Vec<u32>,
     /// Taken only while the engine's lock is held.
     pub(crate) state: Mutex<GroupState>,
 }
 
-/// Where a group stands. Vectors are in group order.
+/// Where a group stands. Vectors are by seat.
 pub(crate) struct GroupState {
     /// Members that have come to make the communicator.
     pub(crate) present: Vec<bool>,
@@ -42,6 +44,8 @@ pub(crate) struct GroupState {
 pub(crate) struct Meeting {
     pub(crate) parts: Vec<Option<TaskId>>,
     pub(crate) ready: usize,
+    /// When the last of them became so, on the virtual clock.
+    pub(crate) ready_at: u64,
     /// The first arrival and what it enqueued.
     pub(crate) first: (u32, Signature),
 }
@@ -67,13 +71,16 @@ pub(crate) enum Failure {
 }
 
 impl Group {
-    pub(crate) fn new(name: &str, ranks: &[u32]) -> Self {
+    /// Of the group's ranks, those below `running` run.
+    pub(crate) fn new(name: &str, ranks: &[u32], running: u32) -> Self {
         static GROUPS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
-        let size = ranks.len();
+        let seats: Vec<u32> = ranks.iter().copied().filter(|rank| *rank < running).collect();
+        let size = seats.len();
         Group {
             id: GROUPS.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
             name: name.to_owned(),
             ranks: ranks.to_vec(),
+            seats,
             state: Mutex::new(GroupState {
                 present: vec![false; size],
                 refused: false,
@@ -119,8 +126,14 @@ impl Group {
         }
     }
 
+    /// The position of a rank in group order.
     pub(crate) fn member(&self, rank: u32) -> Option<usize> {
         self.ranks.iter().position(|&r| r == rank)
+    }
+
+    /// The position of a rank among those that run.
+    pub(crate) fn seat(&self, rank: u32) -> Option<usize> {
+        self.seats.iter().position(|&r| r == rank)
     }
 }
 
@@ -147,8 +160,9 @@ impl Comm for HostComm {
     }
 
     fn exchange(&self, payload: &[u8]) -> Result<Vec<Vec<u8>>, DeviceError> {
-        self.group.aborted(self.group.ranks[self.member as usize])?;
-        self.handle.core.exchange(&self.group, self.member as usize, payload)
+        let rank = self.group.ranks[self.member as usize];
+        self.group.aborted(rank)?;
+        self.handle.core.exchange(&self.group, rank, payload)
     }
 
     fn abort(&self) {

@@ -16,7 +16,7 @@ use crate::memory::{BASE_ALIGN, HostMemory, Slot};
 use crate::stream::HostStream;
 use crate::sync::{Arc, MutexGuard, lock};
 use crate::waiting::Wait;
-use crate::world::{Core, Handle};
+use crate::world::{Core, Data, Handle};
 
 /// The CPU device of one rank of a [`World`](crate::World). A handle: clones share it.
 #[derive(Clone)]
@@ -78,6 +78,7 @@ impl HostDevice {
             return Ok(ticket);
         }
         let ticket = engine.ticket(self.rank);
+        engine.spend(self.rank, false);
         let after = [stream.0.tail.get()];
         let task = match &work {
             NodeWork::Op(op) => engine.add(self.rank, ticket, None, Work::Op(op.clone()), &after),
@@ -114,6 +115,15 @@ impl HostDevice {
     }
 }
 
+/// Bytes of a view that the host is to hold.
+fn length(view: &View<HostMemory>) -> Result<usize, DeviceError> {
+    usize::try_from(view.range().bytes()).map_err(|_| DeviceError::Operands {
+        kernel: "read",
+        expected: "a view that fits the host's memory".to_owned(),
+        given: vec![(view.dtype(), view.elements())],
+    })
+}
+
 fn forbidden(call: &'static str, stream: &HostStream) -> DeviceError {
     DeviceError::ForbiddenInCapture { call, stream: stream.label().to_owned() }
 }
@@ -144,7 +154,8 @@ impl Device for HostDevice {
 
     fn alloc(&self, bytes: u64, domain: &Domain, label: &str) -> Result<HostMemory, DeviceError> {
         self.engine().forbid_in_capture(self.rank, "alloc")?;
-        HostMemory::alloc(&self.core().accounts[self.rank as usize], bytes, domain, label)
+        let account = &self.core().accounts[self.rank as usize];
+        HostMemory::alloc(account, bytes, domain, label, self.core().options.data != Data::Real)
     }
 
     fn register_window(&self, comm: &HostComm, memory: &HostMemory) -> Result<(), DeviceError> {
@@ -312,6 +323,7 @@ impl Device for HostDevice {
             return Err(forbidden("launch", stream));
         }
         let ticket = engine.ticket(self.rank);
+        engine.spend(self.rank, true);
         let end = engine.launch(&graph.0, ticket, stream.0.tail.get());
         stream.0.tail.set(end);
         self.went_on(engine);
@@ -327,6 +339,7 @@ impl Device for HostDevice {
         let engine = self.wait_for_stream(stream, "read")?;
         let mut lease = self.core().host_lease(engine, self.rank, view.memory(), view.range(), false)?;
         let bytes = match lease.slots().pop() {
+            _ if self.core().options.data != Data::Real => vec![0; length(view)?],
             Some(Slot::Read(bytes)) => bytes.to_vec(),
             _ => Vec::new(),
         };
@@ -345,7 +358,7 @@ impl Device for HostDevice {
         }
         let engine = self.wait_for_stream(stream, "write")?;
         let mut lease = self.core().host_lease(engine, self.rank, view.memory(), view.range(), true)?;
-        if let Some(Slot::Write(to)) = lease.slots().pop() {
+        if let (Some(Slot::Write(to)), Data::Real) = (lease.slots().pop(), self.core().options.data) {
             to.copy_from_slice(bytes);
         }
         self.core().return_lease(lease);

@@ -22,6 +22,7 @@ use crate::capture::Capture;
 use crate::collective::{Call, Joint, Reads};
 use crate::comm::{Failure, Group, Meeting, Origin};
 use crate::exchange::Name;
+use crate::executor::simulated::Timeline;
 use crate::graph::{GraphCell, NodeWork};
 use crate::kernel;
 use crate::memory::{HostMemory, Lease};
@@ -97,7 +98,9 @@ pub(crate) struct Task {
     pub(crate) dependencies: Vec<TaskId>,
     dependents: Vec<TaskId>,
     blockers: usize,
-    begun: u64,
+    /// Host time of the enqueue, on the virtual clock.
+    enqueued: u64,
+    pub(crate) begun: u64,
 }
 
 /// Whether a rank's program can still enqueue.
@@ -120,11 +123,15 @@ pub(crate) struct RankState {
     /// What its work ran into; the next named wait for the device reports it.
     pub(crate) fault: Option<DeviceError>,
     pub(crate) spans: Vec<Span>,
+    /// Where its program stands on the virtual clock.
+    pub(crate) host_time: u64,
 }
 
 pub(crate) enum Clock {
     Wall(Instant),
     Steps(u64),
+    /// Nanoseconds.
+    Virtual(u64),
 }
 
 pub(crate) struct Engine {
@@ -142,6 +149,9 @@ pub(crate) struct Engine {
     pub(crate) names: HashMap<String, Name>,
     pub(crate) groups: Vec<Weak<Group>>,
     pub(crate) policy: crate::executor::scheduled::Policy,
+    /// On the virtual clock only.
+    pub(crate) timeline: Option<Timeline>,
+    pub(crate) shape_only: bool,
     pub(crate) record_spans: bool,
     pub(crate) omit_exit_meeting: bool,
     pub(crate) shutdown: bool,
@@ -159,6 +169,8 @@ enum JobKind {
     Op(Arc<Op<HostMemory>>),
     Joint(Joint),
     Reads(Arc<Reads>),
+    /// Without data there is nothing to do.
+    Nothing,
 }
 
 impl Job {
@@ -174,6 +186,7 @@ impl Job {
                 reads.run(&mut self.lease);
                 Ok(())
             }
+            JobKind::Nothing => Ok(()),
         };
         (self.tasks, result)
     }
@@ -197,6 +210,7 @@ impl Engine {
             outcome: None,
             fault: None,
             spans: Vec::new(),
+            host_time: 0,
         };
         Engine {
             tasks: HashMap::new(),
@@ -204,12 +218,14 @@ impl Engine {
             ready: VecDeque::new(),
             fresh: 0,
             running: 0,
-            clock,
             ranks: (0..ranks).map(|_| rank()).collect(),
             hosts,
             names: HashMap::new(),
             groups: Vec::new(),
             policy,
+            timeline: matches!(clock, Clock::Virtual(_)).then(|| Timeline::new(options.costs.clone(), ranks)),
+            shape_only: options.data != crate::Data::Real,
+            clock,
             record_spans: options.record_spans,
             omit_exit_meeting: options.omit_exit_meeting,
             shutdown: false,
@@ -219,7 +235,7 @@ impl Engine {
     pub(crate) fn now(&self) -> u64 {
         match self.clock {
             Clock::Wall(start) => u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
-            Clock::Steps(steps) => steps,
+            Clock::Steps(now) | Clock::Virtual(now) => now,
         }
     }
 
@@ -228,6 +244,13 @@ impl Engine {
         let tickets = &mut self.ranks[rank as usize].tickets;
         *tickets += 1;
         Ticket(*tickets)
+    }
+
+    /// The host of `rank` takes time to enqueue something.
+    pub(crate) fn spend(&mut self, rank: u32, graph: bool) {
+        if let Some(timeline) = &self.timeline {
+            self.ranks[rank as usize].host_time += timeline.host_ns(graph);
+        }
     }
 
     /// Adds a task. [`DONE`] if it has nothing to do or to wait for.
@@ -258,10 +281,10 @@ impl Engine {
             }
         }
         let blockers = dependencies.len();
-        self.tasks.insert(
-            id,
-            Task { rank, ticket, node, work, dependencies, dependents: Vec::new(), blockers, begun: 0 },
-        );
+        let enqueued = self.ranks[rank as usize].host_time;
+        let dependents = Vec::new();
+        let task = Task { rank, ticket, node, work, dependencies, dependents, blockers, enqueued, begun: 0 };
+        self.tasks.insert(id, task);
         if blockers == 0 {
             let now = self.now();
             if self.unblocked(id, now) {
@@ -303,7 +326,7 @@ impl Engine {
         Part { group, call, origin, step }: Part<'_>,
         after: &[TaskId],
     ) -> TaskId {
-        let Some(member) = group.member(rank) else { return DONE };
+        let Some(member) = group.seat(rank) else { return DONE };
         let id = self.last_id + 1; // what `add` will give
         let (number, previous, mismatch) = {
             let mut state = lock(&group.state);
@@ -313,11 +336,12 @@ impl Engine {
             let failed = state.failed.as_ref().is_some_and(|(from, _)| number >= *from);
             let mut mismatch = None;
             if !failed {
-                let size = group.ranks.len();
+                let size = group.seats.len();
                 let mine = call.signature();
                 let meeting = state.meetings.entry(number).or_insert_with(|| Meeting {
                     parts: vec![None; size],
                     ready: 0,
+                    ready_at: 0,
                     first: (rank, mine.clone()),
                 });
                 meeting.parts[member] = Some(id);
@@ -383,20 +407,20 @@ impl Engine {
     /// A task's dependencies have ended. Whether it has nothing left to do.
     fn unblocked(&mut self, id: TaskId, now: u64) -> bool {
         let Some(task) = self.tasks.get_mut(&id) else { return false };
+        // Only on the virtual clock can a host be ahead of its device.
+        let now = now.max(task.enqueued);
         task.begun = now;
         let rank = task.rank;
         match &task.work {
             Work::Mark => true,
             Work::Op(_) => {
-                self.ready.push_back(id);
-                self.fresh += 1;
+                self.make_ready(id, now);
                 false
             }
             // If the members never met, the meeting has told why.
             Work::Reads(step) if step.reads().is_none() => true,
             Work::Reads(_) => {
-                self.ready.push_back(id);
-                self.fresh += 1;
+                self.make_ready(id, now);
                 false
             }
             Work::Part { group, number, step, origin, .. } => {
@@ -414,14 +438,25 @@ impl Engine {
                 }
                 if let Some(meeting) = state.meetings.get_mut(number) {
                     meeting.ready += 1;
-                    if meeting.ready == meeting.parts.len() {
-                        self.ready.extend(meeting.parts[0]);
-                        self.fresh += 1;
+                    meeting.ready_at = meeting.ready_at.max(now);
+                    if let (true, Some(first)) = (meeting.ready == meeting.parts.len(), meeting.parts[0]) {
+                        let at = meeting.ready_at;
+                        drop(state);
+                        self.make_ready(first, at);
                     }
                 }
                 false
             }
         }
+    }
+
+    /// A task, or a meeting by its first part, can run.
+    fn make_ready(&mut self, id: TaskId, at: u64) {
+        if self.timeline.is_some() {
+            return self.ready_at(id, at);
+        }
+        self.ready.push_back(id);
+        self.fresh += 1;
     }
 
     /// Ends a task, and every mark that thereby has nothing left to wait for.
@@ -474,9 +509,31 @@ impl Engine {
     /// Takes the ready task at `index` as a job, if its bytes are free.
     pub(crate) fn claim(&mut self, index: usize) -> Option<Job> {
         let id = *self.ready.get(index)?;
+        let job = self.job(id)?;
+        self.ready.remove(index);
+        if let (Clock::Wall(_), JobKind::Op(_)) = (&self.clock, &job.kind) {
+            let now = self.now();
+            if let Some(task) = self.tasks.get_mut(&id) {
+                task.begun = now;
+            }
+        }
+        Some(job)
+    }
+
+    /// A ready task, or a meeting by its first part, as a job, if its bytes are free.
+    pub(crate) fn job(&self, id: TaskId) -> Option<Job> {
         let task = self.tasks.get(&id)?;
         let job = match &task.work {
             Work::Mark => return None,
+            _ if self.shape_only => {
+                let tasks = match &task.work {
+                    Work::Part { group, number, .. } => {
+                        lock(&group.state).meetings.get(number)?.parts.iter().flatten().copied().collect()
+                    }
+                    _ => vec![id],
+                };
+                Job { tasks, lease: Lease::nothing(), kind: JobKind::Nothing }
+            }
             Work::Op(op) => {
                 let lease = Lease::acquire(
                     op.operands().iter().map(|o| (o.view.memory(), o.view.range(), o.access.writes())),
@@ -499,13 +556,6 @@ impl Engine {
                 Job { lease: joint.lease()?, tasks, kind: JobKind::Joint(joint) }
             }
         };
-        self.ready.remove(index);
-        if let (Clock::Wall(_), JobKind::Op(_)) = (&self.clock, &job.kind) {
-            let now = self.now();
-            if let Some(task) = self.tasks.get_mut(&id) {
-                task.begun = now;
-            }
-        }
         Some(job)
     }
 
@@ -546,8 +596,8 @@ impl Engine {
         });
         let parts: Vec<_> = parts.collect();
         let calls: Vec<Arc<Call>> = parts.iter().map(|(call, _)| (*call).clone()).collect();
-        for (member, (call, step)) in (0..).zip(parts) {
-            lock(&step.0).reads = Reads::of(call, member, &calls).map(Arc::new);
+        for (call, step) in parts {
+            lock(&step.0).reads = Reads::of(call, &calls).map(Arc::new);
         }
     }
 
@@ -561,7 +611,7 @@ impl Engine {
             _ => None,
         };
         let calls = parts.iter().map(call_of).collect::<Option<Vec<_>>>()?;
-        Reads::of(call, group.member(task.rank)? as u64, &calls)
+        Reads::of(call, &calls)
     }
 
     /// An error if a stream of `rank` captures.
@@ -603,7 +653,7 @@ impl Engine {
         state.waiting = None;
         state.capture = None;
         for group in self.groups.iter().filter_map(Weak::upgrade).collect::<Vec<_>>() {
-            if let Some(member) = group.member(rank) {
+            if let Some(member) = group.seat(rank) {
                 let from = lock(&group.state).next[member];
                 self.fail_group(&group, from, Failure::Lost(rank));
             }

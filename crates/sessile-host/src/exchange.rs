@@ -10,7 +10,7 @@ use crate::sync::{Arc, lock};
 use crate::waiting::Wait;
 use crate::world::Core;
 
-/// The exchanges of a group. Vectors are in group order.
+/// The exchanges of a group. Vectors are by seat.
 pub(crate) struct Rounds {
     next: Vec<u64>,
     open: HashMap<u64, Round>,
@@ -62,7 +62,7 @@ impl Rounds {
 /// The groups made under one name.
 pub(crate) struct Name {
     ranks: Vec<u32>,
-    /// How often each member has asked.
+    /// How often each has asked, by seat.
     asked: Vec<u64>,
     /// Groups that wait for members, by how often they were asked for.
     forming: HashMap<u64, Arc<Group>>,
@@ -72,32 +72,40 @@ impl Core {
     pub(crate) fn exchange(
         &self,
         group: &Arc<Group>,
-        member: usize,
+        rank: u32,
         payload: &[u8],
     ) -> Result<Vec<Vec<u8>>, DeviceError> {
         let mut engine = lock(&self.engine);
-        let number = lock(&group.state).rounds.give(member, payload);
+        let Some(seat) = group.seat(rank) else { return Ok(Vec::new()) };
+        let number = lock(&group.state).rounds.give(seat, payload);
         engine.settle();
         let wait = Wait::Exchange { group: group.clone(), number };
-        let (engine, outcome) = self.block(engine, group.ranks[member], wait);
+        let (engine, outcome) = self.block(engine, rank, wait);
         let payloads = lock(&group.state).rounds.leave(number);
         drop(engine);
         outcome?;
-        Ok(payloads.into_iter().flatten().map(|payload| payload.to_vec()).collect())
+        // A rank that is folded away gives what the one that stands for it gives.
+        let of = |member: &u32| {
+            let seat = group.seat(*member).unwrap_or(0);
+            payloads.get(seat)?.as_ref().map(|payload| payload.to_vec())
+        };
+        Ok(group.ranks.iter().filter_map(of).collect())
     }
 
     pub(crate) fn form_group(&self, rank: u32, name: &str, ranks: &[u32]) -> Result<Arc<Group>, DeviceError> {
         let bad = |why| DeviceError::BadGroup { name: name.to_owned(), ranks: ranks.to_vec(), why };
-        if ranks.iter().any(|&r| r as usize >= self.hosts.len()) {
+        if ranks.iter().any(|&r| r >= self.options.ranks) {
             return Err(bad("a rank is not in the world"));
         }
         if ranks.iter().enumerate().any(|(at, r)| ranks[..at].contains(r)) {
             return Err(bad("a rank is named twice"));
         }
-        let member = ranks.iter().position(|&r| r == rank).ok_or_else(|| bad("this rank is not a member"))?;
+        if !ranks.contains(&rank) {
+            return Err(bad("this rank is not a member"));
+        }
         let mut engine = lock(&self.engine);
         engine.forbid_in_capture(rank, "communicator")?;
-        let group = engine.ask(name, ranks, member).ok_or_else(|| {
+        let group = engine.ask(name, ranks, rank).ok_or_else(|| {
             engine.refuse(name, rank);
             bad("the name belongs to a group of other ranks")
         })?;
@@ -110,20 +118,22 @@ impl Core {
 
 impl Engine {
     /// Counts a member in; `None` if the name belongs to other ranks.
-    fn ask(&mut self, name: &str, ranks: &[u32], member: usize) -> Option<Arc<Group>> {
+    fn ask(&mut self, name: &str, ranks: &[u32], rank: u32) -> Option<Arc<Group>> {
+        let running = self.ranks.len() as u32;
+        let seat = ranks.iter().filter(|r| **r < running).position(|r| *r == rank)?;
         let entry = self.names.entry(name.to_owned()).or_insert_with(|| Name {
             ranks: ranks.to_vec(),
-            asked: vec![0; ranks.len()],
+            asked: vec![0; ranks.iter().filter(|r| **r < running).count()],
             forming: HashMap::new(),
         });
         if entry.ranks != ranks {
             return None;
         }
-        let instance = entry.asked[member];
-        entry.asked[member] += 1;
+        let instance = entry.asked[seat];
+        entry.asked[seat] += 1;
         let groups = &mut self.groups;
         let group = entry.forming.entry(instance).or_insert_with(|| {
-            let group = Arc::new(Group::new(name, ranks));
+            let group = Arc::new(Group::new(name, ranks, running));
             groups.retain(|known| known.strong_count() > 0);
             groups.push(Arc::downgrade(&group));
             group
@@ -131,7 +141,7 @@ impl Engine {
         let group = group.clone();
         let complete = {
             let mut state = lock(&group.state);
-            state.present[member] = true;
+            state.present[seat] = true;
             state.present.iter().all(|&present| present)
         };
         if complete {
@@ -143,9 +153,9 @@ impl Engine {
     /// `rank` asked for other ranks under `name`: the members that wait for it there need not wait longer.
     fn refuse(&mut self, name: &str, rank: u32) {
         for group in self.names.get(name).into_iter().flat_map(|entry| entry.forming.values()) {
-            if let Some(member) = group.member(rank) {
+            if let Some(seat) = group.seat(rank) {
                 let mut state = lock(&group.state);
-                state.refused |= !state.present[member];
+                state.refused |= !state.present[seat];
             }
         }
         self.settle();

@@ -2,8 +2,9 @@
 //! edges demand, operations receive only the byte ranges they declared, and replayed graphs run with only the
 //! edges they have, so that a missing fence gives a wrong number instead of luck.
 //!
-//! A [`World`] holds all ranks of a job in one process. It runs tasks on worker threads or under a seeded
-//! scheduler ([`Mode`]), which can also run the two adversarial orders ([`Order`]).
+//! A [`World`] holds all ranks of a job in one process. It runs tasks on worker threads, under a seeded scheduler
+//! ([`Mode`]), which can also run the two adversarial orders ([`Order`]), or on a virtual clock ([`CostModel`]). On the
+//! latter, and without data ([`Data`]), it is a simulator: the same programs, thousands of ranks.
 //!
 //! ```
 //! use sessile_hal::{Device, DeviceError, Kernel, Op, View};
@@ -29,7 +30,8 @@
 //! |---|---|
 //! | `world`, `device` | ranks and their threads; the contract's calls |
 //! | `engine` | tasks, their dependencies, meetings of collectives |
-//! | `executor` | worker threads, or the scheduler |
+//! | `executor` | worker threads, the scheduler, or the virtual clock |
+//! | `cost` | what work costs on the virtual clock |
 //! | `waiting`, `exchange` | hosts that block, and when they can stop |
 //! | `stream`, `event`, `graph`, `capture` | what orders tasks |
 //! | `comm`, `collective` | groups, and what collectives compute |
@@ -41,6 +43,7 @@
 mod capture;
 mod collective;
 mod comm;
+mod cost;
 mod device;
 mod engine;
 mod event;
@@ -56,10 +59,11 @@ mod waiting;
 mod world;
 
 pub use comm::HostComm;
+pub use cost::{CostModel, Link};
 pub use device::HostDevice;
 pub use event::HostEvent;
 pub use executor::{Mode, Order};
 pub use graph::HostGraph;
 pub use memory::HostMemory;
 pub use stream::HostStream;
-pub use world::{RankFailure, World, WorldOptions};
+pub use world::{Data, RankFailure, World, WorldOptions};

@@ -35,6 +35,8 @@ struct Tally {
     live: u64,
     peak: u64,
     serial: u64,
+    /// The next address without data.
+    addresses: u64,
     /// Successful or failed allocations so far.
     calls: u64,
     /// The call (from 1) that fails, for tests.
@@ -78,6 +80,14 @@ impl Account {
         Ok(tally.serial)
     }
 
+    /// An address of its own for an allocation without data. None is given twice.
+    fn address(&self, bytes: u64) -> Option<u64> {
+        let mut tally = lock(&self.state);
+        let address = tally.addresses.max(BASE_ALIGN);
+        tally.addresses = address.checked_add(bytes.max(1))?.checked_next_multiple_of(BASE_ALIGN)?;
+        Some(address)
+    }
+
     fn give_back(&self, bytes: u64) {
         lock(&self.state).live -= bytes;
     }
@@ -93,13 +103,19 @@ struct Allocation {
     domain: Domain,
     label: String,
     account: Arc<Account>,
-    /// Start of `layout.size()` initialized bytes that this value owns.
-    base: NonNull<u8>,
-    layout: Layout,
+    bytes_at: Backing,
     borrows: Mutex<Vec<Borrow>>,
     /// The group it is registered with, by [`Group::id`](crate::comm::Group).
     window: Mutex<Option<u64>>,
     mapping: AtomicU64,
+}
+
+/// Where the bytes are.
+enum Backing {
+    /// Start of `layout.size()` initialized bytes that the allocation owns.
+    Heap { base: NonNull<u8>, layout: Layout },
+    /// Nowhere: an address that nothing else has.
+    Nowhere { address: u64 },
 }
 
 #[derive(Clone, Copy)]
@@ -114,18 +130,20 @@ impl Borrow {
     }
 }
 
-// SAFETY: `base` is the only field that is not `Send` by itself. It points to heap bytes that this value alone
+// SAFETY: `bytes_at` is the only field that is not `Send` by itself. Its pointer is to heap bytes that this value alone
 // owns (made in `HostMemory::alloc`, freed in `Drop`); neither ties it to a thread.
 unsafe impl Send for Allocation {}
-// SAFETY: shared access reaches the bytes behind `base` only through `Claim::read` and `Claim::write`, whose
+// SAFETY: shared access reaches the bytes behind `bytes_at` only through `Claim::read` and `Claim::write`, whose
 // claims the borrow table (a `Mutex`) keeps free of conflicts; the other fields are `Sync` by themselves.
 unsafe impl Sync for Allocation {}
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // SAFETY: `base` came from `alloc(self.layout)` in `HostMemory::alloc` and is freed only here, once. No
-        // slice is left: each lives inside a borrow of a `Lease`, which holds a clone of the owning `Arc`.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) };
+        if let Backing::Heap { base, layout } = self.bytes_at {
+            // SAFETY: `base` came from `alloc(layout)` in `HostMemory::alloc` and is freed only here, once. No
+            // slice is left: each lives inside a borrow of a `Lease`, which holds a clone of the owning `Arc`.
+            unsafe { dealloc(base.as_ptr(), layout) };
+        }
         self.account.give_back(self.bytes);
     }
 }
@@ -137,11 +155,13 @@ impl fmt::Debug for HostMemory {
 }
 
 impl HostMemory {
+    /// Without data, an allocation has an address and a size and no bytes.
     pub(crate) fn alloc(
         account: &Arc<Account>,
         bytes: u64,
         domain: &Domain,
         label: &str,
+        shape_only: bool,
     ) -> Result<Self, DeviceError> {
         let refused = |free| DeviceError::OutOfMemory {
             rank: account.rank,
@@ -149,6 +169,27 @@ impl HostMemory {
             requested: bytes,
             free,
         };
+        let owned = |serial, bytes_at| {
+            HostMemory(Arc::new(Allocation {
+                id: MemoryId { rank: account.rank, serial },
+                bytes,
+                domain: domain.clone(),
+                label: label.to_owned(),
+                account: account.clone(),
+                bytes_at,
+                borrows: Mutex::new(Vec::new()),
+                window: Mutex::new(None),
+                mapping: AtomicU64::new(0),
+            }))
+        };
+        if shape_only {
+            let serial = account.book(bytes).map_err(refused)?;
+            let address = account.address(bytes).ok_or_else(|| {
+                account.give_back(bytes);
+                refused(0)
+            })?;
+            return Ok(owned(serial, Backing::Nowhere { address }));
+        }
         let layout = usize::try_from(bytes.max(1))
             .ok()
             .and_then(|size| Layout::from_size_align(size, BASE_ALIGN as usize).ok())
@@ -163,18 +204,7 @@ impl HostMemory {
         // SAFETY: `base` is not null (checked above) and was given out by `alloc` for `layout.size()` bytes,
         // which nobody else knows of yet.
         unsafe { base.write_bytes(POISON, layout.size()) };
-        Ok(HostMemory(Arc::new(Allocation {
-            id: MemoryId { rank: account.rank, serial },
-            bytes,
-            domain: domain.clone(),
-            label: label.to_owned(),
-            account: account.clone(),
-            base,
-            layout,
-            borrows: Mutex::new(Vec::new()),
-            window: Mutex::new(None),
-            mapping: AtomicU64::new(0),
-        })))
+        Ok(owned(serial, Backing::Heap { base, layout }))
     }
 
     /// The group it is registered with.
@@ -223,7 +253,10 @@ impl Memory for HostMemory {
     }
 
     fn address(&self) -> u64 {
-        self.0.base.as_ptr().addr() as u64
+        match self.0.bytes_at {
+            Backing::Heap { base, .. } => base.as_ptr().addr() as u64,
+            Backing::Nowhere { address } => address,
+        }
     }
 
     fn mapping(&self) -> u64 {
@@ -238,31 +271,37 @@ struct Claim {
 }
 
 impl Claim {
-    fn len(&self) -> usize {
-        (self.borrow.range.end - self.borrow.range.start) as usize
-    }
-
-    fn start(&self) -> *mut u8 {
-        // `Lease::acquire` asserted that the range lies inside the allocation.
-        self.memory.0.base.as_ptr().wrapping_add(self.borrow.range.start as usize)
+    /// The first byte of the range and the number of its bytes: none where there is no data.
+    fn bytes(&self) -> (*mut u8, usize) {
+        let range = self.borrow.range;
+        match self.memory.0.bytes_at {
+            // `Lease::acquire` asserted that the range lies inside the allocation.
+            Backing::Heap { base, .. } => {
+                (base.as_ptr().wrapping_add(range.start as usize), (range.end - range.start) as usize)
+            }
+            Backing::Nowhere { .. } => (NonNull::dangling().as_ptr(), 0),
+        }
     }
 
     fn read(&self) -> &[u8] {
+        let (start, len) = self.bytes();
         // SAFETY: `slice::from_raw_parts` needs
         // - valid, aligned, initialized bytes of one allocation: `Lease::acquire` asserted that the range lies
-        //   inside the allocation, which `HostMemory::alloc` initialized wholly; `u8` has alignment 1;
+        //   inside the allocation, which `HostMemory::alloc` initialized wholly; `u8` has alignment 1; where there is
+        //   no data, the slice is empty and its pointer aligned and not null;
         // - no write for the lifetime, which is that of this borrow of the claim: the claim stands in the borrow
         //   table as long as its `Lease` lives, and no claim that writes a byte of it is given out meanwhile;
         // - at most `isize::MAX` bytes: guaranteed by `Layout`.
-        unsafe { std::slice::from_raw_parts(self.start(), self.len()) }
+        unsafe { std::slice::from_raw_parts(start, len) }
     }
 
     fn write(&mut self) -> &mut [u8] {
         debug_assert!(self.borrow.writes);
+        let (start, len) = self.bytes();
         // SAFETY: as in `read`; besides, no other access at all for the lifetime: the claim writes (`Lease::slots`
         // checks it), so the borrow table gives out no other claim of any of its bytes, and `&mut self` keeps
         // this claim from giving a second slice.
-        unsafe { std::slice::from_raw_parts_mut(self.start(), self.len()) }
+        unsafe { std::slice::from_raw_parts_mut(start, len) }
     }
 }
 
@@ -278,6 +317,11 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
+    /// The right to use nothing.
+    pub(crate) fn nothing() -> Lease {
+        Lease { claims: Vec::new() }
+    }
+
     /// Takes all ranges (with `true`: to write) at once, or none.
     pub(crate) fn acquire<'m>(
         wanted: impl IntoIterator<Item = (&'m HostMemory, ByteRange, bool)>,
@@ -330,7 +374,7 @@ mod tests {
 
     fn memory(bytes: u64) -> HostMemory {
         let account = Arc::new(Account::new(0, None));
-        HostMemory::alloc(&account, bytes, &Domain::Default, "test").expect("small")
+        HostMemory::alloc(&account, bytes, &Domain::Default, "test", false).expect("small")
     }
 
     fn range(start: u64, end: u64) -> ByteRange {

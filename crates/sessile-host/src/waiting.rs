@@ -7,7 +7,7 @@ use sessile_hal::{ByteRange, DeviceError};
 
 use crate::comm::{Failure, Group};
 use crate::engine::{Engine, Presence, TaskId, Work};
-use crate::executor::{Mode, scheduled};
+use crate::executor;
 use crate::memory::{HostMemory, Lease};
 use crate::sync::{Arc, MutexGuard, lock, wait_for};
 use crate::world::Core;
@@ -70,12 +70,12 @@ impl Core {
     /// What only a moment without running hosts allows: the scheduler's steps, and the verdict that nothing will
     /// happen any more.
     pub(crate) fn advance(&self, engine: &mut Engine) {
-        let scheduled = matches!(self.options.mode, Mode::Scheduled { .. });
-        if !engine.all_blocked(scheduled) {
+        let stepped = self.options.mode.is_stepped();
+        if !engine.all_blocked(stepped) {
             return;
         }
-        if scheduled {
-            scheduled::run(engine);
+        if stepped {
+            executor::step(engine);
         } else if engine.ready.is_empty() && engine.running == 0 {
             engine.stall();
         }
@@ -125,18 +125,25 @@ impl Engine {
         let gone = |r: &u32| self.ranks[*r as usize].presence == Presence::Gone;
         match wait {
             Wait::Task { task, .. } => {
-                let ended = !self.tasks.contains_key(task);
-                ended.then(|| self.ranks[rank as usize].fault.take().map_or(Ok(()), Err))
+                if self.tasks.contains_key(task) {
+                    return None;
+                }
+                let now = self.now();
+                let state = &mut self.ranks[rank as usize];
+                state.host_time = state.host_time.max(now);
+                Some(state.fault.take().map_or(Ok(()), Err))
             }
             Wait::Exchange { group, number } => {
                 let state = lock(&group.state);
                 if state.rounds.missing(*number).is_none() {
+                    drop(state);
+                    self.meet(rank, group);
                     return Some(Ok(()));
                 }
                 if let Some((from, failure @ Failure::Aborted(_))) = &state.failed {
                     return Some(Err(group.error(failure, rank, *from, None)));
                 }
-                let lost = (0..).zip(&group.ranks).find(|(m, r)| gone(r) && state.rounds.lacks(*number, *m));
+                let lost = (0..).zip(&group.seats).find(|(m, r)| gone(r) && state.rounds.lacks(*number, *m));
                 lost.map(|(_, &peer)| {
                     Err(DeviceError::PeerLost {
                         rank,
@@ -155,15 +162,23 @@ impl Engine {
                     }));
                 }
                 if state.present.iter().all(|&present| present) {
+                    drop(state);
+                    self.meet(rank, group);
                     return Some(Ok(()));
                 }
-                let lost = state.present.iter().zip(&group.ranks).find(|(present, r)| !**present && gone(r));
+                let lost = state.present.iter().zip(&group.seats).find(|(present, r)| !**present && gone(r));
                 lost.map(|(_, &peer)| {
                     Err(DeviceError::PeerLost { rank, peer, what: format!("communicator `{}`", group.name) })
                 })
             }
             Wait::Turn => None,
         }
+    }
+
+    /// Hosts of a group have met: on the virtual clock, at the time of the last.
+    fn meet(&mut self, rank: u32, group: &Group) {
+        let last = group.seats.iter().map(|&member| self.ranks[member as usize].host_time).max();
+        self.ranks[rank as usize].host_time = last.unwrap_or(0);
     }
 
     /// Ends the waits that are over. Whether there were any.
@@ -221,13 +236,13 @@ impl Engine {
             Wait::Exchange { group, number } => {
                 let member = lock(&group.state).rounds.missing(*number)?;
                 Some(Missing {
-                    rank: group.ranks[member],
+                    rank: group.seats[member],
                     what: format!("exchange {number} of `{}`", group.name),
                 })
             }
             Wait::Join { group } => {
                 let member = lock(&group.state).present.iter().position(|&present| !present)?;
-                Some(Missing { rank: group.ranks[member], what: format!("communicator `{}`", group.name) })
+                Some(Missing { rank: group.seats[member], what: format!("communicator `{}`", group.name) })
             }
             Wait::Turn => None,
         }
@@ -245,7 +260,7 @@ impl Engine {
                 if let Some(meeting) = state.meetings.get(number) {
                     if let Some(member) = meeting.parts.iter().position(Option::is_none) {
                         let what = group.describe(*number, origin.as_ref());
-                        return Some(Missing { rank: group.ranks[member], what });
+                        return Some(Missing { rank: group.seats[member], what });
                     }
                     next.extend(meeting.parts.iter().flatten());
                 }

@@ -3,11 +3,27 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
+use crate::cost::CostModel;
 use crate::device::HostDevice;
 use crate::engine::{Clock, Engine};
-use crate::executor::{Mode, Order, scheduled, threads};
+use crate::executor::{self, Mode, Order, scheduled, threads};
 use crate::memory::Account;
 use crate::sync::{Arc, Condvar, Mutex, MutexGuard, lock, thread, wait};
+
+/// Whether memory holds anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Data {
+    /// It does.
+    #[default]
+    Real,
+    /// Allocations have addresses and sizes and no bytes; kernels and collectives move nothing; reads give zeros. For the
+    /// virtual clock: a job's size costs no memory.
+    ShapeOnly,
+    /// As [`Data::ShapeOnly`], and rank 0 alone runs: it stands for all, which must do the same work on the same shapes.
+    /// Groups have all their members; one that is not rank 0 gives in an exchange what rank 0 gives and comes to a
+    /// collective when rank 0 does.
+    Folded,
+}
 
 /// What a world is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +32,10 @@ pub struct WorldOptions {
     pub ranks: u32,
     /// How tasks run.
     pub mode: Mode,
+    /// What work costs under [`Mode::Virtual`].
+    pub costs: CostModel,
+    /// Whether memory holds anything.
+    pub data: Data,
     /// How long a named wait may take.
     pub deadline: Duration,
     /// Bytes that each rank may allocate; `None`: as many as there are.
@@ -29,11 +49,13 @@ pub struct WorldOptions {
 }
 
 impl Default for WorldOptions {
-    /// One rank, two workers, a deadline of a minute, no limit, spans on.
+    /// One rank, two workers, real data, a deadline of a minute, no limit, spans on.
     fn default() -> Self {
         WorldOptions {
             ranks: 1,
             mode: Mode::Threads { workers: 2 },
+            costs: CostModel::default(),
+            data: Data::Real,
             deadline: Duration::from_secs(60),
             memory_limit: None,
             record_spans: true,
@@ -51,6 +73,16 @@ impl WorldOptions {
     /// The defaults with this many ranks and the seeded scheduler.
     pub fn scheduled(ranks: u32, seed: u64, order: Order) -> Self {
         WorldOptions { ranks, mode: Mode::Scheduled { seed, order }, ..WorldOptions::default() }
+    }
+
+    /// The defaults with this many ranks, on the virtual clock.
+    pub fn simulated(ranks: u32, costs: CostModel, data: Data) -> Self {
+        WorldOptions { ranks, mode: Mode::Virtual, costs, data, ..WorldOptions::default() }
+    }
+
+    /// Ranks that run a program of their own.
+    fn running(&self) -> u32 {
+        if self.data == Data::Folded { self.ranks.min(1) } else { self.ranks }
     }
 }
 
@@ -109,8 +141,8 @@ impl Core {
     /// Waits until nothing can run any more, and gives up what never will. Only while no program runs.
     fn drain(&self) {
         let mut engine = lock(&self.engine);
-        if let Mode::Scheduled { .. } = self.options.mode {
-            scheduled::run(&mut engine);
+        if self.options.mode.is_stepped() {
+            executor::step(&mut engine);
         } else {
             while !engine.ready.is_empty() || engine.running > 0 {
                 engine = wait(&self.idle, engine);
@@ -156,13 +188,14 @@ impl World {
     /// Makes a world and starts its workers.
     pub fn new(options: WorldOptions) -> Self {
         static WORLDS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
-        let ranks = options.ranks as usize;
+        let ranks = options.running() as usize;
         let hosts: Arc<Vec<Condvar>> = Arc::new((0..ranks).map(|_| Condvar::new()).collect());
         let (workers, clock, policy) = match options.mode {
             Mode::Threads { workers } => {
                 (workers.max(1), Clock::Wall(Instant::now()), scheduled::Policy::new(Order::Random, 0))
             }
             Mode::Scheduled { seed, order } => (0, Clock::Steps(0), scheduled::Policy::new(order, seed)),
+            Mode::Virtual => (0, Clock::Virtual(0), scheduled::Policy::new(Order::Random, 0)),
         };
         let engine = Engine::new(ranks, hosts.clone(), clock, policy, &options);
         let core = Arc::new(Core {
@@ -171,7 +204,7 @@ impl World {
             work: Condvar::new(),
             hosts,
             idle: Condvar::new(),
-            accounts: (0..options.ranks)
+            accounts: (0..options.running())
                 .map(|rank| Arc::new(Account::new(rank, options.memory_limit)))
                 .collect(),
             options,
@@ -189,16 +222,21 @@ impl World {
         self.handle.core.options.ranks
     }
 
+    /// Number of ranks that run a program: all, or one that stands for all ([`Data::Folded`]).
+    pub fn running(&self) -> u32 {
+        self.handle.core.options.running()
+    }
+
     /// The device of a rank.
     ///
     /// # Panics
-    /// If there is no such rank.
+    /// If there is no such rank, or another stands for it.
     pub fn device(&self, rank: u32) -> HostDevice {
-        assert!(rank < self.ranks(), "rank {rank} of a world of {}", self.ranks());
+        assert!(rank < self.running(), "rank {rank} of a world where {} run", self.running());
         HostDevice::new(self.handle.clone(), rank)
     }
 
-    /// Runs one program a rank, each on a thread of its own, and returns their results by rank when all have ended
+    /// Runs one program a rank that [runs](World::running), each on a thread of its own, and returns their results by rank when all have ended
     /// and so has all work they enqueued.
     ///
     /// A rank whose program ends, fails or panics is gone: peers that wait for it get
@@ -212,11 +250,11 @@ impl World {
         let core = &self.handle.core;
         {
             let mut engine = lock(&core.engine);
-            (0..self.ranks()).for_each(|rank| engine.attach(rank));
+            (0..self.running()).for_each(|rank| engine.attach(rank));
         }
         let program = &program;
         let results = thread::scope(|scope| {
-            let threads: Vec<_> = (0..self.ranks())
+            let threads: Vec<_> = (0..self.running())
                 .map(|rank| {
                     let device = self.device(rank);
                     scope.spawn(move || {

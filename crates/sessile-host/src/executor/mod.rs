@@ -1,6 +1,7 @@
-//! Who runs ready tasks: worker threads, or one deterministic scheduler.
+//! Who runs ready tasks: worker threads, one deterministic scheduler, or the virtual clock.
 
 pub(crate) mod scheduled;
+pub(crate) mod simulated;
 pub(crate) mod threads;
 
 /// How a world runs its tasks.
@@ -21,6 +22,27 @@ pub enum Mode {
         /// Which legal order.
         order: Order,
     },
+    /// One task at a time, in the order and at the times of [`WorldOptions::costs`](crate::WorldOptions). Times are virtual
+    /// nanoseconds, the same for the same programs.
+    ///
+    /// Needs [`World::run`](crate::World::run), or a single thread that speaks for all ranks.
+    Virtual,
+}
+
+impl Mode {
+    /// Whether tasks run on the threads of blocked hosts, one at a time.
+    pub(crate) fn is_stepped(self) -> bool {
+        !matches!(self, Mode::Threads { .. })
+    }
+}
+
+/// Runs tasks until some host can go on or none ever will. Call it only while every host is blocked, in a mode that
+/// [is stepped](Mode::is_stepped).
+pub(crate) fn step(engine: &mut crate::engine::Engine) {
+    match engine.timeline {
+        Some(_) => simulated::run(engine),
+        None => scheduled::run(engine),
+    }
 }
 
 /// Which of the legal orders the scheduler takes.

@@ -9,4 +9,5 @@ mod memory;
 mod orders;
 mod programs;
 mod support;
+mod virtual_clock;
 mod windows;

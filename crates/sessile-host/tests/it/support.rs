@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sessile_hal::{Device, DeviceError, Kernel, Op, View};
-use sessile_host::{HostDevice, Order, World, WorldOptions};
+use sessile_host::{CostModel, Data, HostDevice, Order, World, WorldOptions};
 use sessile_plan::{DType, Domain};
 
 /// A buffer of `n` FP32 elements, its bytes as allocated.
@@ -60,6 +60,7 @@ pub(crate) fn all_modes(ranks: u32) -> Vec<WorldOptions> {
     let mut modes = vec![WorldOptions::threads(ranks, 1), WorldOptions::threads(ranks, 3)];
     modes.extend((0..4).map(|seed| WorldOptions::scheduled(ranks, seed, Order::Random)));
     modes.extend([Order::WritersEarly, Order::ReadersEarly].map(|o| WorldOptions::scheduled(ranks, 0, o)));
+    modes.push(WorldOptions::simulated(ranks, CostModel::default(), Data::Real));
     modes.into_iter().map(|mode| WorldOptions { deadline: Duration::from_secs(20), ..mode }).collect()
 }
 
