@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use sessile_hal::{Collective, Device, DeviceError, Kernel, Op, View};
+use sessile_hal::{Collective, Device, DeviceError, Kernel, Note, Op, View};
 use sessile_plan::DType;
 use sessile_runtime::{HasRuntime, Order, Runtime, RuntimeError, Slot};
 
@@ -95,6 +95,7 @@ impl<D: Device> Gtp<D> {
         let device = self.runtime.device();
         let value = persistent(device, &format!("{name} shard"), shard.shard_elements(), DType::Bf16)?;
         let main_grad = persistent(device, &format!("{name} main_grad"), shard.shard_elements(), DType::F32)?;
+        device.note(Note::Accumulator(main_grad.memory()));
         let id = WeightId(self.weights.len());
         self.weights.push(Weight {
             name: name.to_owned(),
@@ -254,7 +255,7 @@ impl<D: Device> Gtp<D> {
         self.runtime.release(&compute, output)?;
         match self.runtime.runner().filter(|_| self.runtime.is_capturing()) {
             Some(runner) => self.captured_ready.entry(runner.to_owned()).or_default().push(weight),
-            None => self.ready[weight.0] += 1,
+            None => self.became_ready(weight),
         }
         Ok(())
     }
@@ -380,10 +381,15 @@ impl<D: Device> Gtp<D> {
         }
         let order = self.runtime.replay(runner)?;
         self.changed = false;
-        for weight in self.captured_ready.get(runner).into_iter().flatten() {
-            self.ready[weight.0] += 1;
+        for weight in self.captured_ready.get(runner).cloned().unwrap_or_default() {
+            self.became_ready(weight);
         }
         Ok(order)
+    }
+
+    fn became_ready(&mut self, weight: WeightId) {
+        self.ready[weight.0] += 1;
+        self.runtime.device().note(Note::Ready(&self.weights[weight.0].name));
     }
 }
 

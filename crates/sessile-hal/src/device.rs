@@ -4,7 +4,7 @@ use std::fmt;
 
 use sessile_plan::Domain;
 
-use crate::{Collective, Comm, DeviceError, Graph, Memory, Op, Span, Ticket, Transfer, View};
+use crate::{Collective, Comm, DeviceError, Graph, Memory, Note, Op, Span, Ticket, Transfer, View};
 
 /// Where an event may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,6 +206,11 @@ pub trait Device: Clone + Send + Sync + 'static {
         view: &View<Self::Memory>,
         bytes: &[u8],
     ) -> Result<(), DeviceError>;
+
+    /// Tells a device that keeps a log what happened besides work. Others do nothing.
+    fn note(&self, note: Note<'_, Self::Memory, Self::Graph>) {
+        let _ = note;
+    }
 
     /// When operations and collectives of this rank ran, since the last call; in order of begin. A collective begins when
     /// the rank's own part is ready.

@@ -35,6 +35,7 @@ mod error;
 mod graph;
 mod kernel;
 mod memory;
+mod note;
 mod op;
 mod span;
 
@@ -44,5 +45,6 @@ pub use error::DeviceError;
 pub use graph::{Graph, GraphNode, NodeKind};
 pub use kernel::{AdamW, Attention, Beta, Combine, Gemm, Kernel, Transpose};
 pub use memory::{ByteRange, Memory, MemoryId, View};
+pub use note::{Note, NotedView};
 pub use op::{Access, Op, Operand};
 pub use span::{Span, Ticket};

@@ -206,16 +206,8 @@ fn run_rank(
         steps.push(result);
         if execution == Execution::Discover {
             trainer.seal()?;
-            for arena in trainer.gtp().runtime_ref().arenas() {
-                device.mark_arena(arena);
-            }
             trainer.capture_all()?;
             let runtime = trainer.gtp().runtime_ref();
-            for name in trainer.launch_names() {
-                if let Some(graph) = runtime.graph(&name) {
-                    device.name_graph(graph, &name);
-                }
-            }
             if let (true, Some(plan), Some(trace)) = (first, runtime.plan(), runtime.trace()) {
                 observe(&TrainEvent::Captured { runners: trace.runners.len(), arena_bytes: plan.bytes() });
             }

@@ -1,7 +1,7 @@
 //! One rank of a training run: parameters, a step, and the switch from eager to graphs.
 
 use sessile_gtp::{ChainKind, Gtp, Pass, RankLayout, WeightId};
-use sessile_hal::{Attention, Comm, Device, Kernel, View};
+use sessile_hal::{Attention, Comm, Device, Kernel, Note, View};
 use sessile_plan::{DType, LaunchOrder, PlanOptions};
 use sessile_runtime::{HasRuntime, Runtime, RuntimeError};
 use sha2::{Digest, Sha256};
@@ -436,6 +436,7 @@ impl<'a, D: Device> Trainer<'a, D> {
     /// # Errors
     /// Those of the device.
     pub fn begin_step(&mut self) -> Result<(), RuntimeError> {
+        self.gtp.runtime_ref().device().note(Note::Step(""));
         self.step += 1;
         let device = self.gtp.runtime_ref().device().clone();
         let main = self.gtp.runtime_ref().main().clone();
@@ -488,6 +489,7 @@ impl<'a, D: Device> Trainer<'a, D> {
     /// Those of the runtime.
     pub fn train_step(&mut self, execution: Execution) -> Result<StepResult, RuntimeError> {
         self.begin_step()?;
+        self.gtp.runtime_ref().device().note(Note::Step("train"));
         self.run_microbatches(execution)?;
         self.finish_step()
     }

@@ -127,7 +127,7 @@ impl<'a> Process<'a> {
     fn new(rank: &'a RankLog) -> Self {
         let ticket = |entry: &Entry| match entry {
             Entry::Enqueue { ticket, .. } | Entry::Launch { ticket, .. } => Some(*ticket),
-            Entry::HostWait { .. } | Entry::Exchange { .. } => None,
+            _ => None,
         };
         let entries = rank.entries.iter().enumerate();
         let entries = entries.filter_map(|(at, entry)| Some((ticket(entry)?, at))).collect();
@@ -186,7 +186,7 @@ impl<'a> Process<'a> {
                     let whole = program.launch(&graph.nodes, at, *stream);
                     program.pass(*stream, whole);
                 }
-                Entry::HostWait { .. } | Entry::Exchange { .. } => {}
+                _ => {}
             }
         }
         self.draw(&program, trace)

@@ -81,15 +81,8 @@ pub(crate) fn graphs_with(
         let mut trainer = Trainer::new(config, device.clone(), TEXT, true)?;
         let mut steps = vec![trainer.train_step(Execution::Discover)?];
         trainer.seal()?;
-        for arena in trainer.gtp().runtime_ref().arenas() {
-            device.mark_arena(arena);
-        }
         trainer.runtime_mut().omit_fences(omit.iter().copied());
         trainer.capture_all()?;
-        for name in trainer.launch_names() {
-            let graph = trainer.gtp().runtime_ref().graph(&name).expect("captured just now");
-            device.name_graph(graph, &name);
-        }
         steps.extend(program(&mut trainer)?);
         let runtime = trainer.gtp().runtime_ref();
         let (trace, plan) =

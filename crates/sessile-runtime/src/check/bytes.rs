@@ -15,6 +15,19 @@ pub(super) struct Mark {
     pub(super) access: u32,
     /// Whether bytes changed.
     pub(super) writes: bool,
+    /// What a write leaves behind.
+    pub(super) leaves: Leaves,
+}
+
+/// What a write leaves behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leaves {
+    /// Data.
+    Data,
+    /// Zeros.
+    Zeros,
+    /// Nothing that may be read: the bytes are new.
+    Nothing,
 }
 
 impl Mark {
@@ -37,6 +50,30 @@ pub(super) struct Bytes {
 }
 
 impl Bytes {
+    /// The pieces of `[start, end)` whose last writes `ask` picks out. Bytes without any write are not asked about.
+    pub(super) fn written(
+        &self,
+        (start, end): (u64, u64),
+        ask: impl Fn(&Mark) -> bool,
+    ) -> Vec<((u64, u64), Mark)> {
+        let first = self.segments.range(..=start).next_back().map_or(start, |(&at, _)| at);
+        let mut found: Vec<((u64, u64), Mark)> = Vec::new();
+        for (&at, segment) in self.segments.range(first..end.max(first)) {
+            let (from, to) = (at.max(start), segment.end.min(end));
+            // Of several last writes, which race, the one that left data decides.
+            let writes = segment.marks.iter().filter(|mark| mark.writes);
+            let Some(last) = writes.max_by_key(|mark| mark.leaves == Leaves::Data) else { continue };
+            if from >= to || !ask(last) {
+                continue;
+            }
+            match found.last_mut() {
+                Some((range, mark)) if range.1 == from && mark == last => range.1 = to,
+                _ => found.push(((from, to), *last)),
+            }
+        }
+        found
+    }
+
     /// Adds an access of `[start, end)` by an operation that starts at `clock`. Earlier accesses that conflict with
     /// it and do not precede it are added to `races`, each once.
     pub(super) fn access(

@@ -3,9 +3,11 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::bytes::{Bytes, Mark};
+use super::content::Content;
 use super::order::{MAX_NAMED, NONE, Order, Role, accesses};
 use super::report::{Operation, Reason, Report};
 use super::tally::Tally;
+use super::{program, waits, windows};
 use crate::log::{Log, Mode};
 
 /// Most memory that clocks in use may take together.
@@ -60,6 +62,9 @@ impl Clocks {
 pub(super) fn run(log: &Log, order: &Order, report: &mut Report) {
     report.chains = order.chains;
     let mut tally = Tally::new(log, order);
+    program::faults(log, &mut |fault| tally.fault(fault));
+    windows::faults(log, &mut |fault| tally.fault(fault));
+    waits::faults(log, &mut |fault| tally.fault(fault));
     for fault in &order.faults {
         tally.fault(fault.clone());
     }
@@ -72,6 +77,7 @@ pub(super) fn run(log: &Log, order: &Order, report: &mut Report) {
     let mut clocks = Clocks::new(count, order.chains.max(1));
     let mut clock = vec![0_u32; order.chains.max(1) as usize];
     let mut memories: HashMap<(u32, u64), Bytes> = HashMap::new();
+    let mut content = Content::new(log);
     let mut races = Vec::new();
     let mut taken = 0_usize;
     while let Some(id) = ready.pop_front() {
@@ -88,8 +94,10 @@ pub(super) fn run(log: &Log, order: &Order, report: &mut Report) {
                 point: id,
                 access: u32::try_from(at).unwrap_or(u32::MAX),
                 writes: access.mode != Mode::Read,
+                leaves: content.leaves(point),
             };
             let bytes = memories.entry((access.rank, access.memory)).or_default();
+            content.access(point, access, bytes, &mut tally);
             bytes.access((access.start, access.end), mark, &clock, &mut races);
             report.accesses += 1;
             for earlier in races.drain(..) {
@@ -113,6 +121,7 @@ pub(super) fn run(log: &Log, order: &Order, report: &mut Report) {
             }
         }
     }
+    content.finish(&mut tally);
     if taken < count {
         tally.fault(deadlock(log, order, &awaited));
     }

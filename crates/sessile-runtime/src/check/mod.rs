@@ -49,17 +49,30 @@
 //!
 //! # What it does not do
 //!
+//! # Rules besides order
+//!
+//! What bytes hold (`content`): nobody reads what was not written since its allocation, padding is zero at a
+//! reduce-scatter, additions into an accumulator come in the order of the first step of the same name. What a rank's
+//! program may do when (`program`): graphs keep to the views of their plan, nothing is registered after the seal, no
+//! view is used after its plan, gradients become ready as often as in the first step. What windows are for
+//! (`windows`): exactly their group, at equal places on all ranks. And what a graph waits for (`waits`): only graphs
+//! with which it shares bytes behind the wait.
+//!
 //! It reports one pair of operations once, with a count, however often their graphs were replayed. Behind a reported
 //! pair (W, B) there can be others (A, B) with A before W: repairing W may bring them up. It does not look at
-//! values, at bytes that nobody wrote, or at windows.
+//! values.
 
 mod bytes;
+mod content;
 mod engine;
 mod lanes;
 mod order;
 mod overlap;
+mod program;
 mod report;
 mod tally;
+mod waits;
+mod windows;
 
 pub use overlap::{Overlap, overlap};
 pub use report::{Hazard, MemoryName, Operation, Reason, Report, Violation};

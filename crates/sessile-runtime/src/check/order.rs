@@ -158,7 +158,7 @@ fn points_needed(log: &RankLog) -> u64 {
     let graphs: Vec<u64> = log.graphs.iter().map(cost).collect();
     let entries = log.entries.iter().map(|entry| match entry {
         Entry::Launch { graph, .. } => graphs.get(*graph as usize).copied().unwrap_or(0),
-        Entry::Enqueue { .. } | Entry::HostWait { .. } | Entry::Exchange { .. } => 3,
+        _ => 3,
     });
     entries.fold(0, u64::saturating_add)
 }
@@ -171,8 +171,10 @@ pub(super) fn accesses<'a>(log: &'a Log, point: &Point) -> &'a [LogAccess] {
     let rank = &log.ranks[point.rank as usize];
     match &rank.entries[point.entry as usize] {
         Entry::Launch { graph, .. } => &rank.graphs[*graph as usize].nodes[point.node as usize].accesses,
-        Entry::Enqueue { accesses, .. } | Entry::HostWait { accesses, .. } => accesses,
-        Entry::Exchange { .. } => &[],
+        Entry::Enqueue { accesses, .. } | Entry::HostWait { accesses, .. } | Entry::Fresh { accesses } => {
+            accesses
+        }
+        _ => &[],
     }
 }
 
@@ -293,6 +295,20 @@ impl Build {
                     }
                     program.host = Some(point);
                 }
+                Entry::Fresh { accesses } => {
+                    let point = self.point(Role::Work, (program.at, entry, NONE), program.host);
+                    if !accesses.is_empty() {
+                        let chain = *program.host_chain.get_or_insert_with(|| self.new_chains(1));
+                        self.join_chain(point, chain);
+                    }
+                    program.host = Some(point);
+                }
+                Entry::Registered { .. }
+                | Entry::Sealed { .. }
+                | Entry::Released {}
+                | Entry::Step { .. }
+                | Entry::Discovering { .. }
+                | Entry::Ready { .. } => {}
                 Entry::Exchange { comm } => {
                     let comm = *comm as usize;
                     let number = program.exchanges[comm];

@@ -70,6 +70,13 @@ impl Operation {
             Entry::Exchange { comm } => {
                 named.label = format!("exchange of `{}`", rank.comms[*comm as usize].name);
             }
+            Entry::Fresh { .. } => "allocation".clone_into(&mut named.label),
+            Entry::Registered { .. } => "registration".clone_into(&mut named.label),
+            Entry::Sealed { .. } => "seal".clone_into(&mut named.label),
+            Entry::Released {} => "release of the plan".clone_into(&mut named.label),
+            Entry::Step { name } => named.label = format!("step `{name}`"),
+            Entry::Discovering { .. } => "discovery".clone_into(&mut named.label),
+            Entry::Ready { weight } => named.label = format!("grad-ready of `{weight}`"),
         }
         named
     }
@@ -204,6 +211,122 @@ pub enum Reason {
         /// Points of the order that are never reached, and so were not checked.
         unreached: u64,
     },
+    /// An operation reads bytes that nobody wrote since they were allocated or mapped again.
+    NeverWritten {
+        /// Where.
+        memory: MemoryName,
+        /// First such byte that it reads.
+        start: u64,
+        /// One past the last byte of that piece.
+        end: u64,
+        /// The reader.
+        reader: Operation,
+    },
+    /// A graph touches bytes of an arena that its plan did not give to its runner.
+    OutsideView {
+        /// Where.
+        memory: MemoryName,
+        /// First byte it touches.
+        start: u64,
+        /// One past the last.
+        end: u64,
+        /// What touches it.
+        operation: Operation,
+    },
+    /// Work uses an arena whose plan was given up before.
+    StaleView {
+        /// The arena.
+        memory: MemoryName,
+        /// What uses it.
+        operation: Operation,
+    },
+    /// A reduce-scatter reads padding that was not filled with zeros last.
+    DirtyPadding {
+        /// Where.
+        memory: MemoryName,
+        /// First byte of padding that is not zero.
+        start: u64,
+        /// One past the last byte of that piece.
+        end: u64,
+        /// What wrote there last, if anything did.
+        writer: Option<Operation>,
+        /// The reduce-scatter.
+        reader: Operation,
+    },
+    /// A collective uses memory that is registered with another communicator, or with none where its kind needs it.
+    ForeignWindow {
+        /// Where.
+        memory: MemoryName,
+        /// The group it is registered with.
+        owner: Option<String>,
+        /// The group of the collective.
+        group: String,
+        /// The collective.
+        operation: Operation,
+    },
+    /// Members of a group give views at different places of their windows to one collective.
+    WindowMismatch {
+        /// The group.
+        group: String,
+        /// Which collective of it, from 0.
+        number: u64,
+        /// World rank that differs from the first.
+        rank: u32,
+        /// Where the first member's views lie: (window in order of registration, offset, bytes).
+        expected: Vec<(u32, u64, u64)>,
+        /// Where those of `rank` lie.
+        found: Vec<(u32, u64, u64)>,
+    },
+    /// Additions into one allocation came in another order than in the first step of that name.
+    AccumulationOrder {
+        /// Where.
+        memory: MemoryName,
+        /// The step's name.
+        step: String,
+        /// Place of its entry in the rank's log.
+        entry: u32,
+        /// Which addition of the step, from 0.
+        position: u64,
+        /// What the first step added there: operation and runner.
+        expected: Option<String>,
+        /// What this one added.
+        found: Option<String>,
+    },
+    /// Registered memory was allocated, or a window registered, after the seal.
+    AfterSeal {
+        /// What was done.
+        what: &'static str,
+        /// The allocation.
+        memory: MemoryName,
+        /// Place of the entry in the rank's log.
+        entry: u32,
+    },
+    /// A weight's gradient became ready another number of times than in the first step of that name.
+    ReadyCount {
+        /// World rank.
+        rank: u32,
+        /// The weight.
+        weight: String,
+        /// The step's name.
+        step: String,
+        /// Place of its entry in the rank's log.
+        entry: u32,
+        /// Times in the first step.
+        expected: u64,
+        /// Times in this one.
+        found: u64,
+    },
+    /// A graph waits for another one with which nothing behind the wait shares bytes.
+    NeedlessWait {
+        /// World rank.
+        rank: u32,
+        /// The runner that waits.
+        runner: String,
+        /// Its node.
+        node: u32,
+        /// The runners that record what it waits for.
+        recorders: Vec<String>,
+    },
     /// The log breaks its own format; nothing was checked.
     Malformed {
         /// How.
@@ -229,6 +352,16 @@ impl Reason {
             Reason::MissingPart { .. } => "missing_part",
             Reason::MissingExchange { .. } => "missing_exchange",
             Reason::Deadlock { .. } => "deadlock",
+            Reason::NeverWritten { .. } => "never_written",
+            Reason::OutsideView { .. } => "outside_view",
+            Reason::StaleView { .. } => "stale_view",
+            Reason::DirtyPadding { .. } => "dirty_padding",
+            Reason::ForeignWindow { .. } => "foreign_window",
+            Reason::WindowMismatch { .. } => "window_mismatch",
+            Reason::AccumulationOrder { .. } => "accumulation_order",
+            Reason::AfterSeal { .. } => "after_seal",
+            Reason::ReadyCount { .. } => "ready_count",
+            Reason::NeedlessWait { .. } => "needless_wait",
             Reason::Malformed { .. } => "malformed",
             Reason::TooLarge { .. } => "too_large",
         }
@@ -237,7 +370,10 @@ impl Reason {
     /// The bytes, where it is about bytes.
     pub fn range(&self) -> Option<ByteRange> {
         match *self {
-            Reason::Unordered { start, end, .. } => Some(ByteRange { start, end }),
+            Reason::Unordered { start, end, .. }
+            | Reason::NeverWritten { start, end, .. }
+            | Reason::OutsideView { start, end, .. }
+            | Reason::DirtyPadding { start, end, .. } => Some(ByteRange { start, end }),
             _ => None,
         }
     }
@@ -264,6 +400,58 @@ impl fmt::Display for Reason {
                 write!(f, "deadlock, {unreached} points never reached:")?;
                 cycle.iter().take(16).try_for_each(|operation| write!(f, " → {operation}"))
             }
+            Reason::NeverWritten { memory, start, end, reader } => {
+                write!(f, "{reader} reads bytes {start}..{end} of {memory}, which nobody wrote")
+            }
+            Reason::OutsideView { memory, start, end, operation } => write!(
+                f,
+                "{operation} touches bytes {start}..{end} of {memory}, which the plan did not give to its runner"
+            ),
+            Reason::StaleView { memory, operation } => {
+                write!(f, "{operation} uses {memory} after its plan was given up")
+            }
+            Reason::DirtyPadding { memory, start, end, writer, reader } => {
+                write!(f, "{reader} reads padding {start}..{end} of {memory}, ")?;
+                match writer {
+                    Some(writer) => write!(f, "which {writer} wrote last and did not fill with zeros"),
+                    None => write!(f, "which nobody filled with zeros"),
+                }
+            }
+            Reason::ForeignWindow { memory, owner, group, operation } => {
+                write!(f, "{operation} of group `{group}` uses {memory}, ")?;
+                match owner {
+                    Some(owner) => write!(f, "a window of group `{owner}`"),
+                    None => write!(f, "which is no window of any group"),
+                }
+            }
+            Reason::WindowMismatch { group, number, rank, expected, found } => write!(
+                f,
+                "collective {number} of group `{group}`: rank {rank} gives (window, offset, bytes) {found:?}, the first \
+                 member {expected:?}"
+            ),
+            Reason::AccumulationOrder { memory, step, entry, position, expected, found } => {
+                let text = |side: &Option<String>| side.clone().unwrap_or_else(|| "nothing".to_owned());
+                write!(
+                    f,
+                    "step `{step}` (entry {entry}) adds into {memory} in another order: addition {position} is {}, the \
+                     first such step had {}",
+                    text(found),
+                    text(expected)
+                )
+            }
+            Reason::AfterSeal { what, memory, entry } => {
+                write!(f, "{what} of {memory} after the seal (entry {entry})")
+            }
+            Reason::ReadyCount { rank, weight, step, entry, expected, found } => write!(
+                f,
+                "rank {rank}: the gradient of `{weight}` became ready {found} times in step `{step}` (entry {entry}), \
+                 {expected} times in the first such step"
+            ),
+            Reason::NeedlessWait { rank, runner, node, recorders } => write!(
+                f,
+                "rank {rank}: runner `{runner}` node {node} waits for {recorders:?}, with which nothing behind the wait \
+                 shares bytes"
+            ),
             Reason::Malformed { text } => write!(f, "malformed log: {text}"),
             Reason::TooLarge { what, needed, limit } => {
                 write!(f, "{needed} {what}, more than the {limit} that are checked: record fewer steps")

@@ -27,7 +27,7 @@ impl Place {
                 Place::Eager { rank, stream: *stream, label: name(work, label) }
             }
             Entry::HostWait { stream, .. } => Place::Host { rank, stream: *stream },
-            Entry::Exchange { .. } => Place::Host { rank, stream: NONE },
+            _ => Place::Host { rank, stream: NONE },
         }
     }
 }
@@ -35,8 +35,24 @@ impl Place {
 /// What makes two faults the same.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Key {
-    Race { first: Place, second: Place, memory: (u32, u64), range: (u64, u64), hazard: Hazard },
-    Meeting { code: &'static str, group: String, ranks: Vec<u32> },
+    Race {
+        first: Place,
+        second: Place,
+        memory: (u32, u64),
+        range: (u64, u64),
+        hazard: Hazard,
+    },
+    Meeting {
+        code: &'static str,
+        group: String,
+        ranks: Vec<u32>,
+    },
+    /// A fault of one operation, or of one rank.
+    One {
+        code: &'static str,
+        rank: u32,
+        what: String,
+    },
     Other(usize),
 }
 
@@ -58,6 +74,11 @@ pub(super) struct Tally<'a> {
 impl<'a> Tally<'a> {
     pub(super) fn new(log: &'a Log, order: &'a Order) -> Tally<'a> {
         Tally { log, order, known: HashMap::new(), found: Vec::new(), unlisted: 0 }
+    }
+
+    /// The operation of a point.
+    pub(super) fn operation(&self, point: u32) -> Operation {
+        Operation::of(self.log, &self.order.points[point as usize])
     }
 
     /// Counts two accesses that conflict and that nothing orders.
@@ -108,6 +129,28 @@ impl<'a> Tally<'a> {
             | Reason::MissingExchange { group, missing, present, .. } => {
                 (meeting(group, missing.clone()), present.entry)
             }
+            Reason::WindowMismatch { group, rank, .. } => (meeting(group, vec![*rank]), NONE),
+            Reason::NeverWritten { memory, reader: by, .. }
+            | Reason::DirtyPadding { memory, reader: by, .. }
+            | Reason::OutsideView { memory, operation: by, .. }
+            | Reason::StaleView { memory, operation: by }
+            | Reason::ForeignWindow { memory, operation: by, .. } => {
+                let what = format!("{memory} {:?} {:?} {} {:?}", by.graph, by.node, by.label, by.stream);
+                (Key::One { code: reason.code(), rank: by.rank, what }, by.entry)
+            }
+            Reason::AccumulationOrder { memory, entry, .. } => {
+                (Key::One { code: reason.code(), rank: memory.rank, what: memory.to_string() }, *entry)
+            }
+            Reason::ReadyCount { rank, weight, entry, .. } => {
+                (Key::One { code: reason.code(), rank: *rank, what: weight.clone() }, *entry)
+            }
+            Reason::AfterSeal { what, memory, entry } => {
+                let what = format!("{what} {memory}");
+                (Key::One { code: reason.code(), rank: memory.rank, what }, *entry)
+            }
+            Reason::NeedlessWait { rank, runner, node, .. } => {
+                (Key::One { code: reason.code(), rank: *rank, what: format!("{runner} {node}") }, NONE)
+            }
             _ => (Key::Other(self.found.len()), NONE),
         };
         self.add(key, (entry, 0, 0, 0), || reason);
@@ -137,7 +180,7 @@ impl<'a> Tally<'a> {
     }
 }
 
-fn memory(log: &Log, rank: u32, serial: u64) -> MemoryName {
+pub(super) fn memory(log: &Log, rank: u32, serial: u64) -> MemoryName {
     let owner = log.ranks.iter().find(|log| log.rank == rank);
     let listed = owner.and_then(|log| log.memories.iter().find(|memory| memory.serial == serial));
     MemoryName { rank, serial, label: listed.map(|memory| memory.label.clone()).unwrap_or_default() }

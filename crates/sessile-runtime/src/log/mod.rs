@@ -17,6 +17,9 @@ use serde::{Deserialize, Serialize};
 /// Version of the log format that this build reads and writes.
 pub const LOG_VERSION: u32 = 1;
 
+/// The name under which a kernel that fills with zeros is logged.
+pub const ZERO: &str = "zero";
+
 /// How an access uses its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -66,6 +69,22 @@ pub enum Work {
     Empty,
 }
 
+/// A view that a plan gave to a runner.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogView {
+    /// The request, for people.
+    pub label: String,
+    /// Serial number of the arena.
+    pub memory: u64,
+    /// First byte.
+    pub start: u64,
+    /// One past the last byte.
+    pub end: u64,
+    /// One past the last byte of the tensor; the rest is padding, which a reduce-scatter must find zero.
+    pub logical_end: u64,
+}
+
 /// One node of a captured graph.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -86,6 +105,9 @@ pub struct LogNode {
 pub struct LogGraph {
     /// The runner's name.
     pub runner: String,
+    /// The views that it may use, if it was captured for a plan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub views: Option<Vec<LogView>>,
     /// Its nodes, dependencies first.
     pub nodes: Vec<LogNode>,
 }
@@ -128,6 +150,40 @@ pub enum Entry {
         /// Index into [`RankLog::comms`].
         comm: u32,
     },
+    /// What was in these bytes is gone: they were allocated, or mapped again.
+    Fresh {
+        /// All bytes of one allocation, as a write.
+        accesses: Vec<LogAccess>,
+    },
+    /// An allocation was registered as a window of a communicator.
+    Registered {
+        /// Its serial number.
+        memory: u64,
+        /// Index into [`RankLog::comms`].
+        comm: u32,
+    },
+    /// A plan was sealed over the arenas with these serial numbers.
+    Sealed {
+        /// The arenas.
+        arenas: Vec<u64>,
+    },
+    /// The sealed plan was given up.
+    Released {},
+    /// A training step begins. Steps of one name do the same work; what follows an empty name is compared with nothing.
+    Step {
+        /// Its name.
+        name: String,
+    },
+    /// Eager work from here on is the discovery of a runner, or of none.
+    Discovering {
+        /// The runner.
+        runner: Option<String>,
+    },
+    /// A weight's gradient became ready.
+    Ready {
+        /// The weight.
+        weight: String,
+    },
 }
 
 /// A communicator.
@@ -152,6 +208,12 @@ pub struct LogMemory {
     pub bytes: u64,
     /// Whether it is an arena of a plan.
     pub arena: bool,
+    /// Whether it lies in the registered memory of a group.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub symmetric: bool,
+    /// Whether the order of additions into it matters.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub accumulator: bool,
 }
 
 /// What one rank did.

@@ -12,12 +12,12 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sessile_hal::{
-    Access, Collective, Comm, Device, DeviceError, EventScope, Graph, GraphNode, Limits, Memory, NodeKind,
-    Op, Span, Stream, Ticket, Transfer, View,
+    Access, Collective, Comm, Device, DeviceError, EventScope, Graph, GraphNode, Kernel, Limits, Memory,
+    NodeKind, Note, NotedView, Op, Span, Stream, Ticket, Transfer, View,
 };
 use sessile_plan::Domain;
 
-use super::{Entry, LogAccess, LogComm, LogGraph, LogMemory, LogNode, Mode, RankLog, Work};
+use super::{Entry, LogAccess, LogComm, LogGraph, LogMemory, LogNode, LogView, Mode, RankLog, Work, ZERO};
 
 /// Whether a log is kept at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,22 +138,6 @@ impl<D: Device> Recorded<D> {
         &self.device
     }
 
-    /// Names a graph in the log: its runner. A graph that is never named is `graph0`, `graph1`, …
-    pub fn name_graph(&self, graph: &RecordedGraph<D::Graph>, runner: &str) {
-        let mut log = self.journal.lock();
-        if let Some(logged) = log.rank.graphs.get_mut(graph.id as usize) {
-            runner.clone_into(&mut logged.runner);
-        }
-    }
-
-    /// Marks an allocation as an arena of a plan.
-    pub fn mark_arena(&self, memory: &D::Memory) {
-        let mut log = self.journal.lock();
-        if let Some(at) = log.memory(memory) {
-            log.rank.memories[at].arena = true;
-        }
-    }
-
     /// The log so far. Recording goes on.
     pub fn take_log(&self) -> RankLog {
         self.journal.lock().rank.clone()
@@ -197,6 +181,14 @@ impl<D: Device> Recorded<D> {
         self.journal.entry(|log| Entry::HostWait { stream: log.stream(stream), accesses: accesses() });
     }
 
+    /// Logs that what was in an allocation's bytes is gone.
+    fn fresh(&self, memory: &D::Memory) {
+        let id = memory.id();
+        let (start, end) = (0, memory.bytes());
+        let access = LogAccess { rank: id.rank, memory: id.serial, start, end, mode: Mode::Write };
+        self.journal.entry(|_| Entry::Fresh { accesses: vec![access] });
+    }
+
     /// Forgets captured work once no capture is open.
     fn settle(&self) {
         let mut origins = self.origins.lock().unwrap_or_else(PoisonError::into_inner);
@@ -229,15 +221,55 @@ impl<D: Device> Device for Recorded<D> {
     fn alloc(&self, bytes: u64, domain: &Domain, label: &str) -> Result<D::Memory, DeviceError> {
         let memory = self.device.alloc(bytes, domain, label)?;
         self.journal.lock().memory(&memory);
+        self.fresh(&memory);
         Ok(memory)
     }
 
     fn register_window(&self, comm: &Self::Comm, memory: &D::Memory) -> Result<(), DeviceError> {
-        self.device.register_window(&comm.inner, memory)
+        self.device.register_window(&comm.inner, memory)?;
+        let serial = memory.id().serial;
+        self.journal.entry(|_| Entry::Registered { memory: serial, comm: comm.id });
+        Ok(())
     }
 
     fn remap(&self, memory: &D::Memory) -> Result<(), DeviceError> {
-        self.device.remap(memory)
+        self.device.remap(memory)?;
+        self.fresh(memory);
+        Ok(())
+    }
+
+    fn note(&self, note: Note<'_, D::Memory, Self::Graph>) {
+        let entry = match note {
+            Note::Step(name) => Entry::Step { name: name.to_owned() },
+            Note::Discovering(runner) => Entry::Discovering { runner: runner.map(str::to_owned) },
+            Note::Ready(weight) => Entry::Ready { weight: weight.to_owned() },
+            Note::Released => Entry::Released {},
+            Note::Sealed(arenas) => {
+                let mut log = self.journal.lock();
+                for arena in arenas {
+                    if let Some(at) = log.memory(arena) {
+                        log.rank.memories[at].arena = true;
+                    }
+                }
+                Entry::Sealed { arenas: arenas.iter().map(|arena| arena.id().serial).collect() }
+            }
+            Note::Accumulator(memory) => {
+                let mut log = self.journal.lock();
+                if let Some(at) = log.memory(memory) {
+                    log.rank.memories[at].accumulator = true;
+                }
+                return;
+            }
+            Note::Captured { runner, graph, views } => {
+                let mut log = self.journal.lock();
+                if let Some(logged) = log.rank.graphs.get_mut(graph.id as usize) {
+                    runner.clone_into(&mut logged.runner);
+                    logged.views = Some(views.into_iter().map(noted).collect());
+                }
+                return;
+            }
+        };
+        self.journal.entry(|_| entry);
     }
 
     fn stream(&self, label: &str) -> Result<D::Stream, DeviceError> {
@@ -271,7 +303,12 @@ impl<D: Device> Device for Recorded<D> {
         if !self.journal.keeps() {
             return self.device.enqueue(stream, op);
         }
-        let kernel = op.kernel().name().to_owned();
+        // Zeros have a name of their own: the checker looks for them in padding.
+        let kernel = match op.kernel() {
+            Kernel::Fill { value } if value.to_bits() == 0 => ZERO,
+            kernel => kernel.name(),
+        };
+        let kernel = kernel.to_owned();
         let label = Arc::clone(op.label());
         let accesses = op.operands().iter().map(|operand| access(&operand.view, operand.access)).collect();
         let ticket = self.device.enqueue(stream, op)?;
@@ -447,6 +484,8 @@ impl State {
                 label: memory.label().to_owned(),
                 bytes: memory.bytes(),
                 arena: false,
+                symmetric: memory.domain() != &Domain::Default,
+                accumulator: false,
             });
             memories.len() - 1
         }))
@@ -463,7 +502,7 @@ impl State {
         self.graphs += 1;
         if self.level == LogLevel::On {
             let nodes = nodes().into_iter().map(|node| self.node(node)).collect();
-            self.rank.graphs.push(LogGraph { runner: format!("graph{id}"), nodes });
+            self.rank.graphs.push(LogGraph { runner: format!("graph{id}"), views: None, nodes });
         }
         id
     }
@@ -483,6 +522,17 @@ impl State {
         });
         logged.dependencies = reported.dependencies;
         logged
+    }
+}
+
+fn noted<M: Memory>(noted: NotedView<M>) -> LogView {
+    let range = noted.view.range();
+    LogView {
+        label: noted.label,
+        memory: noted.view.memory().id().serial,
+        start: range.start,
+        end: range.end,
+        logical_end: range.start.saturating_add(noted.logical_bytes).min(range.end),
     }
 }
 

@@ -62,6 +62,14 @@ impl Rank<'_> {
             }
         }
         for (graph_at, graph) in self.log.graphs.iter().enumerate() {
+            for (at, view) in graph.views.iter().flatten().enumerate() {
+                let place = || format!("graphs[{graph_at}].views[{at}]");
+                let (start, end, bytes) =
+                    (view.start, view.end, self.sizes.get(&(rank, view.memory)).copied().unwrap_or(u64::MAX));
+                if start > view.logical_end || view.logical_end > end || end > bytes {
+                    return Err(LogError::Range { rank, place: place(), start, end, bytes });
+                }
+            }
             for (at, node) in graph.nodes.iter().enumerate() {
                 let place = || format!("graphs[{graph_at}].nodes[{at}]");
                 if let Some(&found) = node.dependencies.iter().find(|&&on| on as usize >= at) {
@@ -87,7 +95,15 @@ impl Rank<'_> {
                     self.index("stream", *stream, self.log.streams.len(), place)?;
                     self.accesses(accesses, place)?;
                 }
-                Entry::Exchange { comm } => self.index("comm", *comm, self.log.comms.len(), place)?,
+                Entry::Exchange { comm } | Entry::Registered { comm, .. } => {
+                    self.index("comm", *comm, self.log.comms.len(), place)?;
+                }
+                Entry::Fresh { accesses } => self.accesses(accesses, place)?,
+                Entry::Sealed { .. }
+                | Entry::Released {}
+                | Entry::Step { .. }
+                | Entry::Discovering { .. }
+                | Entry::Ready { .. } => {}
             }
         }
         Ok(())

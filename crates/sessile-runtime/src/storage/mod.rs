@@ -14,8 +14,8 @@ mod seal;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sessile_hal::{Comm, Device, DeviceError, EventScope, Memory, View};
-use sessile_plan::{Domain, Fence, Plan, RequestId, Trace};
+use sessile_hal::{Comm, Device, DeviceError, EventScope, Memory, NotedView, View};
+use sessile_plan::{Domain, Fence, Plan, PointKind, RequestId, RequestSpec, Role, Trace};
 
 pub use replay::Order;
 use scope::Scope;
@@ -213,16 +213,38 @@ impl<D: Device> Sealed<D> {
         self.by_name.get(name).copied().ok_or_else(|| RuntimeError::UnknownRunner { runner: name.to_owned() })
     }
 
+    /// The views that a runner may use: its own, and those that earlier runners left for it to release.
+    fn noted_views(&self, at: usize) -> Result<Vec<NotedView<D::Memory>>, DeviceError> {
+        let runner = &self.trace.runners[at];
+        let own = runner.requests.iter().map(|request| request.id);
+        let left = runner.points.iter().filter_map(|point| match point.kind {
+            PointKind::Release(id) if runner.requests.iter().all(|request| request.id != id) => Some(id),
+            _ => None,
+        });
+        own.chain(left)
+            .map(|id| {
+                let (view, spec) = (self.view(id)?, self.spec(id));
+                let unsharded =
+                    spec.unsharded_shape.iter().try_fold(spec.dtype.size(), |all, &n| all.checked_mul(n));
+                // A reduce-scatter reads the whole matrix; the rows below it are padding.
+                let logical = match spec.role {
+                    Role::WgradInput => unsharded.unwrap_or(u64::MAX).min(view.range().bytes()),
+                    _ => view.range().bytes(),
+                };
+                Ok(NotedView { label: spec.to_string(), view, logical_bytes: logical })
+            })
+            .collect()
+    }
+
+    fn spec(&self, id: RequestId) -> &RequestSpec {
+        let request = self.trace.requests().find(|(_, request)| request.id == id);
+        &request.expect("planned requests are in the trace").1.spec
+    }
+
     /// The bytes the plan gave to a request.
     fn view(&self, id: RequestId) -> Result<View<D::Memory>, DeviceError> {
         let planned = self.plan.view(id).expect("a sealed plan has a view for every request of its trace");
-        let spec = &self
-            .trace
-            .requests()
-            .find(|(_, request)| request.id == id)
-            .expect("planned requests are in the trace")
-            .1
-            .spec;
+        let spec = self.spec(id);
         let bytes = spec.bytes().expect("checked traces do not overflow");
         View::new(&self.arenas[planned.arena as usize], planned.offset, bytes / spec.dtype.size(), spec.dtype)
     }

@@ -7,7 +7,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use sessile_hal::{
-    Collective, Comm, Device, DeviceError, EventScope, Memory, Op, Stream, Ticket, Transfer, View,
+    Collective, Comm, Device, DeviceError, EventScope, Memory, Note, Op, Stream, Ticket, Transfer, View,
 };
 use sessile_plan::{Domain, Fence, PointKind, RequestId, RequestSpec, VIEW_ALIGN};
 
@@ -347,11 +347,13 @@ impl<D: Device> Runtime<D> {
         }
         self.passes += 1;
         let pass = self.discovery.begin(runner, self.main.id(), self.passes);
+        self.device.note(Note::Discovering(Some(runner)));
         self.scope = Scope::Discover { runner: runner.to_owned(), pass };
         Ok(())
     }
 
     fn end_discover(&mut self) -> Result<(), RuntimeError> {
+        self.device.note(Note::Discovering(None));
         match std::mem::replace(&mut self.scope, Scope::Idle) {
             Scope::Discover { runner, pass } => self.discovery.end(&runner, pass),
             other => {
@@ -431,6 +433,8 @@ impl<D: Device> Runtime<D> {
             }
         }
         let graph = self.device.end_capture(&stream)?;
+        let note = Note::Captured { runner: &runner.name, graph: &graph, views: sealed.noted_views(at)? };
+        self.device.note(note);
         let sealed = self.sealed_mut("capture")?;
         let mappings = sealed.arenas.iter().map(Memory::mapping).collect();
         let runner = &mut sealed.runners[at];
@@ -442,6 +446,9 @@ impl<D: Device> Runtime<D> {
     fn abort_scope(&mut self) {
         if let (Scope::Capture(capturing), Some(sealed)) = (&self.scope, self.sealed()) {
             self.device.abort_capture(&sealed.runners[capturing.at].stream);
+        }
+        if let Scope::Discover { .. } = self.scope {
+            self.device.note(Note::Discovering(None));
         }
         self.scope = Scope::Idle;
     }

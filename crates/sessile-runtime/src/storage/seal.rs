@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use sessile_hal::{Device, EventScope};
+use sessile_hal::{Device, EventScope, Note};
 use sessile_plan::{Domain, Fence, Plan, PlanOptions, PointKind, RequestId, Trace, check_trace, plan};
 
 use super::{Phase, Runtime, Scope, Sealed, SealedRunner, external, window_group};
@@ -37,6 +37,7 @@ impl<D: Device> Runtime<D> {
         let sealed = self.build(trace, plan, arenas);
         let sealed = agree::share(&self.world, sealed)?;
         self.seals += 1;
+        self.device.note(Note::Sealed(&sealed.arenas));
         self.phase = Phase::Sealed(Box::new(sealed));
         Ok(self.plan().expect("sealed just now"))
     }
@@ -57,6 +58,7 @@ impl<D: Device> Runtime<D> {
             .map(|runner| self.device.wait_stream(&runner.stream))
             .collect();
         self.phase = Phase::Open;
+        self.device.note(Note::Released);
         self.discovery = Discovery::default();
         waits.into_iter().collect::<Result<(), _>>()?;
         Ok(())

@@ -17,8 +17,14 @@ pub(crate) struct Rank {
 impl Rank {
     /// Rank `rank` with that many streams, and the communicator `world` of ranks 0 and 1 (its index is 0).
     pub(crate) fn new(rank: u32, streams: u32) -> Rank {
-        let memory =
-            |serial| LogMemory { serial, label: format!("m{serial}"), bytes: BYTES, arena: serial == 0 };
+        let memory = |serial| LogMemory {
+            serial,
+            label: format!("m{serial}"),
+            bytes: BYTES,
+            arena: serial == 0,
+            symmetric: false,
+            accumulator: false,
+        };
         let log = RankLog {
             rank,
             streams: (0..streams).map(|stream| format!("s{stream}")).collect(),
@@ -58,7 +64,7 @@ impl Rank {
     }
 
     pub(crate) fn graph(&mut self, runner: &str, nodes: Vec<LogNode>) -> u32 {
-        self.log.graphs.push(LogGraph { runner: runner.into(), nodes });
+        self.log.graphs.push(LogGraph { runner: runner.into(), views: None, nodes });
         u32::try_from(self.log.graphs.len() - 1).unwrap()
     }
 

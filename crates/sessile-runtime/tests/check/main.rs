@@ -1,6 +1,7 @@
 //! Tests of the event log, the happens-before checker, and timelines.
 
 mod build;
+mod contents;
 mod counts;
 mod hostile;
 mod large;

@@ -61,6 +61,13 @@ impl World<'_> {
                     Entry::Enqueue { work, accesses, .. } => add(None, Some(work.clone()), accesses),
                     Entry::HostWait { accesses, .. } => add(None, None, accesses),
                     Entry::Exchange { .. } => add(None, None, &[]),
+                    Entry::Fresh { accesses } => add(None, None, accesses),
+                    Entry::Registered { .. }
+                    | Entry::Sealed { .. }
+                    | Entry::Released {}
+                    | Entry::Step { .. }
+                    | Entry::Discovering { .. }
+                    | Entry::Ready { .. } => {}
                     Entry::Launch { graph, .. } => {
                         for (node, what) in rank.graphs[*graph as usize].nodes.iter().enumerate() {
                             add(Some(node), Some(what.work.clone()), &what.accesses);
@@ -113,9 +120,11 @@ impl World<'_> {
             Entry::Enqueue { stream, .. } | Entry::Launch { stream, .. } | Entry::HostWait { stream, .. } => {
                 Some(*stream)
             }
-            Entry::Exchange { .. } => None,
+            _ => None,
         };
-        let host = |entry: &Entry| matches!(entry, Entry::HostWait { .. } | Entry::Exchange { .. });
+        let host = |entry: &Entry| {
+            matches!(entry, Entry::HostWait { .. } | Entry::Exchange { .. } | Entry::Fresh { .. })
+        };
         let (first, second) = (self.entry(one), self.entry(two));
         // The host's own steps precede all that it does later.
         if host(first) {

@@ -1,6 +1,8 @@
 //! Programs on the CPU device, recorded and checked end to end.
 
-use sessile_hal::{Collective, Comm, Device, DeviceError, EventScope, Graph, Kernel, Op, Span, View};
+use sessile_hal::{
+    Collective, Comm, Device, DeviceError, EventScope, Graph, Kernel, Note, NotedView, Op, Span, View,
+};
 use sessile_host::{HostDevice, Order, World, WorldOptions};
 use sessile_plan::{DType, Domain};
 use sessile_runtime::check::{Hazard, Reason, check, overlap};
@@ -26,10 +28,11 @@ fn program(device: HostDevice, fenced: bool) -> Result<(RankLog, Vec<Span>), Dev
     let other = device.stream("other")?;
     let group = device.communicator("gtp", &[0, 1])?;
     let arena = device.alloc(256, &Domain::Default, "arena")?;
-    device.mark_arena(&arena);
+    device.note(Note::Sealed(std::slice::from_ref(&arena)));
     let out = device.alloc(64, &Domain::Default, "out")?;
     let (a, c) = (device.event(EventScope::External)?, device.event(EventScope::External)?);
     let input = View::new(&arena, 0, 4, DType::F32)?;
+    let views = vec![NotedView { label: "input".into(), view: input.clone(), logical_bytes: 16 }];
     let (shard, copied) = (View::new(&out, 0, 2, DType::F32)?, View::new(&out, 16, 4, DType::F32)?);
     let fill = |stream: &_, value: f32, label: &str| {
         device.enqueue(stream, Op::new(Kernel::Fill { value }, label, vec![input.clone()])?)
@@ -54,7 +57,7 @@ fn program(device: HostDevice, fenced: bool) -> Result<(RankLog, Vec<Span>), Dev
     device.record(&comm, &joined)?;
     device.wait(&compute, &joined)?;
     let first = device.end_capture(&compute)?;
-    device.name_graph(&first, "A");
+    device.note(Note::Captured { runner: "A", graph: &first, views: views.clone() });
 
     device.begin_capture(&other)?;
     if fenced {
@@ -64,7 +67,7 @@ fn program(device: HostDevice, fenced: bool) -> Result<(RankLog, Vec<Span>), Dev
     device.enqueue(&other, Op::new(Kernel::Copy, "copy", vec![input.clone(), copied.clone()])?)?;
     device.record(&other, &c)?;
     let second = device.end_capture(&other)?;
-    device.name_graph(&second, "C");
+    device.note(Note::Captured { runner: "C", graph: &second, views });
 
     for _ in 0..REPLAYS {
         device.launch(&first, &compute)?;
@@ -159,7 +162,11 @@ fn a_logged_graph_has_the_devices_edges_and_the_enqueued_bytes() {
             device.record(&main, &fence).unwrap();
             let graph = device.end_capture(&main).unwrap();
             let log = device.take_log();
-            assert!(log.entries.is_empty(), "captured work is no entry: {:?}", log.entries);
+            assert!(
+                matches!(log.entries[..], [Entry::Fresh { .. }]),
+                "captured work is no entry: {:?}",
+                log.entries
+            );
             let logged = &log.graphs[0];
             assert_eq!(logged.runner, "graph0");
             for (node, reported) in logged.nodes.iter().zip(graph.nodes()) {
@@ -197,14 +204,14 @@ fn failed_calls_and_given_up_captures_leave_nothing() {
             device.enqueue(&side, fill()).unwrap();
             device.end_capture(&main).expect_err("side was not joined back");
             let log = device.take_log();
-            assert_eq!((log.entries.len(), log.graphs.len(), log.memories.len()), (0, 0, 1));
+            assert_eq!((log.entries.len(), log.graphs.len(), log.memories.len()), (1, 0, 1));
             // Both streams are eager again, and so is what they enqueue.
             device.enqueue(&side, fill()).unwrap();
             device.begin_capture(&main).unwrap();
             device.enqueue(&main, fill()).unwrap();
             device.end_capture(&main).unwrap();
             let log = device.take_log();
-            assert_eq!((log.entries.len(), log.graphs.len(), log.graphs[0].nodes.len()), (1, 1, 1));
+            assert_eq!((log.entries.len(), log.graphs.len(), log.graphs[0].nodes.len()), (2, 1, 1));
         },
         LogLevel::On,
     );
@@ -233,7 +240,7 @@ fn a_pause_ends_the_log_and_off_keeps_none() {
         (before, device.take_log())
     };
     let (before, after) = one_rank(run, LogLevel::On);
-    assert_eq!((before.entries.len(), after.entries.len()), (3, 3));
+    assert_eq!((before.entries.len(), after.entries.len()), (4, 3));
     assert!(matches!(after.entries[2], Entry::HostWait { .. }));
     let (before, after) = one_rank(run, LogLevel::Off);
     assert_eq!((&before, &before), (&after, &RankLog::default()));

@@ -149,19 +149,6 @@ pub(crate) fn job_log(ranks: Vec<RankLog>) -> Log {
     Log::from_ranks(ranks)
 }
 
-/// Names graphs and arenas of a sealed runtime in its log.
-pub(crate) fn name_in_log(runtime: &Runtime<Dev>) {
-    for arena in runtime.arenas() {
-        runtime.device().mark_arena(arena);
-    }
-    let names = runtime.trace().map(|trace| trace.runners.iter().map(|r| r.name.clone()).collect::<Vec<_>>());
-    for name in names.unwrap_or_default() {
-        if let Some(graph) = runtime.graph(&name) {
-            runtime.device().name_graph(graph, &name);
-        }
-    }
-}
-
 /// Runs `body` and fails if it took longer than `limit`.
 #[track_caller]
 pub(crate) fn within<T>(limit: Duration, body: impl FnOnce() -> T) -> T {

@@ -15,7 +15,7 @@ use sessile_plan::{DType, Domain, Fence, Plan, PlanOptions, RequestSpec, Role};
 use sessile_runtime::log::{LogLevel, RankLog, Recorded};
 use sessile_runtime::{Counters, HasRuntime, Marker, Runtime, RuntimeError, Slot, capture, discover};
 
-use super::{Dev, Outcome, bytes_of, floats, name_in_log, persistent};
+use super::{Dev, Outcome, bytes_of, floats, persistent};
 
 /// Elements of every accumulator.
 pub(crate) const ACCUMULATOR: u64 = 256;
@@ -353,7 +353,6 @@ impl Rig {
         for module in 0..self.program.modules.len() {
             capture(self, &name(module), |rig: &mut Rig| rig.body(module))?;
         }
-        name_in_log(&self.runtime);
         Ok(())
     }
 
