@@ -16,13 +16,13 @@
 #![forbid(unsafe_code)]
 
 mod chain;
-mod engine;
+mod gtp;
 mod layout;
 mod shard;
 mod weight;
 
 pub use chain::{ChainKind, Pass};
-pub use engine::Gtp;
+pub use gtp::Gtp;
 pub use layout::RankLayout;
 pub use shard::Shard;
 pub use weight::{Weight, WeightId};
