@@ -1,7 +1,7 @@
 //! Which crate may name which.
 //!
 //! ```text
-//!  plan < hal < { host, cuda } < runtime < gtp < model < cli
+//!  plan < hal < conformance < { host, cuda } < runtime < gtp < model < cli
 //! ```
 //!
 //! A crate names only crates to its left. `host` and `cuda` never name each other. `runtime` and `gtp` are generic
@@ -19,16 +19,17 @@ use crate::{
 };
 
 /// Crates with their height; a crate names only lower ones.
-const HEIGHTS: [(&str, u32); 9] = [
+const HEIGHTS: [(&str, u32); 10] = [
     ("sessile-plan", 0),
     ("sessile-hal", 1),
-    ("sessile-host", 2),
-    ("sessile-cuda", 2),
-    ("sessile-runtime", 3),
-    ("sessile-gtp", 4),
-    ("sessile-model", 5),
-    ("sessile-cli", 6),
-    ("xtask", 7),
+    ("sessile-conformance", 2),
+    ("sessile-host", 3),
+    ("sessile-cuda", 3),
+    ("sessile-runtime", 4),
+    ("sessile-gtp", 5),
+    ("sessile-model", 6),
+    ("sessile-cli", 7),
+    ("xtask", 8),
 ];
 const BACKENDS: [&str; 2] = ["sessile-host", "sessile-cuda"];
 /// Generic over the device: backends are named in their tests only.

@@ -196,6 +196,73 @@ pub enum DeviceError {
         /// For what.
         what: String,
     },
+    /// A library of the device's vendor is not there.
+    #[error("no {library} ({why}; tried {tried}): it is needed for {enables}. To get it: {remedy}")]
+    LibraryMissing {
+        /// Its name.
+        library: &'static str,
+        /// What needs it.
+        enables: &'static str,
+        /// What was looked for.
+        tried: String,
+        /// What the loader said.
+        why: String,
+        /// How to get it.
+        remedy: &'static str,
+    },
+    /// A library or driver is older than what is used here.
+    #[error("{what} is version {have}, {need} or newer is needed: {remedy}")]
+    TooOld {
+        /// What.
+        what: &'static str,
+        /// Its version, as it counts itself.
+        have: i64,
+        /// The oldest that will do.
+        need: i64,
+        /// How to get it.
+        remedy: &'static str,
+    },
+    /// There is no such GPU.
+    #[error("no GPU {ordinal} is visible: see `nvidia-smi` and CUDA_VISIBLE_DEVICES")]
+    NoGpu {
+        /// Its number.
+        ordinal: u32,
+    },
+    /// The ranks could not meet.
+    #[error("rank {rank} could not meet the others at {address}: {why}")]
+    Rendezvous {
+        /// Who tried.
+        rank: u32,
+        /// Where.
+        address: String,
+        /// What went wrong.
+        why: String,
+    },
+    /// A kind of collective that the group cannot run.
+    #[error("{kernel} can't run in group `{group}`: {why}")]
+    Unreachable {
+        /// The collective.
+        kernel: &'static str,
+        /// The group.
+        group: String,
+        /// Why, and what helps.
+        why: &'static str,
+    },
+    /// A captured graph allocates or frees memory, and would have other addresses at each launch.
+    #[error("the captured graph holds a node that allocates or frees memory: allocate before the capture")]
+    AllocationInGraph,
+    /// A call of the device's driver or library failed.
+    #[error("{call} failed: {name} ({code}): {text}")]
+    Driver {
+        /// The function.
+        call: &'static str,
+        /// Its result.
+        code: i64,
+        /// The result's name.
+        name: String,
+        /// What it says.
+        text: String,
+    },
     /// A handle of another rank or device.
     #[error("{what} belongs to another device")]
     ForeignHandle {

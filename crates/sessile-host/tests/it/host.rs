@@ -1,8 +1,8 @@
 //! The contract's promises, on the host device in every mode.
 
-use sessile_host::{HostDevice, World};
+use sessile_conformance::Worlds;
+use sessile_host::{HostDevice, World, WorldOptions};
 
-use crate::conformance::{self, Worlds};
 use crate::support::all_modes;
 
 struct EveryMode;
@@ -29,32 +29,44 @@ impl Worlds for EveryMode {
     }
 }
 
-macro_rules! promises {
+sessile_conformance::promises!(|_: &str, _: u32| Some(EveryMode));
+
+macro_rules! definitions {
     ($($name:ident),* $(,)?) => {
         $(
             #[test]
             fn $name() {
-                conformance::$name(&EveryMode);
+                sessile_conformance::kernels::$name(&OneThread);
             }
         )*
     };
 }
 
-promises! {
-    ranks_know_their_place,
-    allocations_have_identity_and_alignment,
-    tickets_count_every_enqueue_from_one,
-    a_stream_runs_in_order,
-    a_wait_observes_the_latest_record_before_it,
-    write_and_read_wait_for_their_stream,
-    a_captured_graph_runs_only_when_launched,
-    capture_keeps_order_and_edges,
-    a_launch_occupies_its_stream,
-    launches_of_one_graph_never_overlap,
-    external_waits_observe_the_record_before_their_launch,
-    work_in_flight_and_graphs_keep_what_they_touch,
-    collectives_run_in_order_across_streams_and_graphs,
-    windows_need_their_domain_and_equal_sizes,
-    operands_that_do_not_fit_are_refused,
-    bad_groups_are_refused,
+/// One worker thread: numbers do not depend on the mode.
+struct OneThread;
+
+impl Worlds for OneThread {
+    type Device = HostDevice;
+
+    fn run(&self, ranks: u32, program: impl Fn(HostDevice) + Sync) {
+        let world = World::new(WorldOptions::threads(ranks, 1));
+        let results = world.run(|device| {
+            program(device);
+            Ok::<(), ()>(())
+        });
+        for result in results {
+            result.unwrap_or_else(|why| panic!("{why:?}"));
+        }
+    }
+}
+
+definitions! {
+    elementwise_kernels_give_the_pinned_bits,
+    sums_of_parts_run_in_order,
+    matrix_products_match_their_definition,
+    norms_losses_and_activations_match_their_definitions,
+    attention_and_its_gradient_match_their_definition,
+    embeddings_gather_and_sum_in_order,
+    experts_are_routed_and_combined,
+    ids_out_of_range_are_told_at_the_next_wait,
 }

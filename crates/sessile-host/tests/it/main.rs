@@ -2,7 +2,6 @@
 
 mod capture;
 mod collectives;
-mod conformance;
 mod failures;
 mod host;
 mod memory;

@@ -1,6 +1,5 @@
-//! What the device contract promises, for any device: each function is one promise of `sessile_hal`.
-//!
-//! A backend implements [`Worlds`] and calls every function.
+//! The promises. Each panics if the device breaks it.
+#![allow(missing_docs, clippy::missing_panics_doc, reason = "the names are the promises")]
 
 use sessile_hal::{
     Access, Collective, Comm, Device, DeviceError, EventScope, Graph, Kernel, Memory, NodeKind, Op, Stream,
@@ -8,18 +7,10 @@ use sessile_hal::{
 };
 use sessile_plan::{DType, Domain};
 
+use crate::Worlds;
 use crate::support::{add, buffer, copy, enqueue, fill, raw, read, spin};
 
-/// A way to run one program a rank.
-pub(crate) trait Worlds {
-    /// The device under test.
-    type Device: Device;
-
-    /// Runs the program on every rank; panics if it does.
-    fn run(&self, ranks: u32, program: impl Fn(Self::Device) + Sync);
-}
-
-pub(crate) fn ranks_know_their_place<W: Worlds>(worlds: &W) {
+pub fn ranks_know_their_place<W: Worlds>(worlds: &W) {
     worlds.run(3, |device| {
         assert_eq!(device.world_size(), 3);
         assert!(device.rank() < 3);
@@ -31,7 +22,7 @@ pub(crate) fn ranks_know_their_place<W: Worlds>(worlds: &W) {
     });
 }
 
-pub(crate) fn allocations_have_identity_and_alignment<W: Worlds>(worlds: &W) {
+pub fn allocations_have_identity_and_alignment<W: Worlds>(worlds: &W) {
     worlds.run(1, |device| {
         let limits = device.limits();
         let domain = Domain::Symmetric("g".to_owned());
@@ -50,7 +41,7 @@ pub(crate) fn allocations_have_identity_and_alignment<W: Worlds>(worlds: &W) {
     });
 }
 
-pub(crate) fn tickets_count_every_enqueue_from_one<W: Worlds>(worlds: &W) {
+pub fn tickets_count_every_enqueue_from_one<W: Worlds>(worlds: &W) {
     worlds.run(1, |device| {
         let s = device.stream("s").expect("stream");
         let event = device.event(EventScope::External).expect("event");
@@ -80,7 +71,7 @@ trait Forbidden: Device {
 
 impl<D: Device> Forbidden for D {}
 
-pub(crate) fn a_stream_runs_in_order<W: Worlds>(worlds: &W) {
+pub fn a_stream_runs_in_order<W: Worlds>(worlds: &W) {
     worlds.run(1, |device| {
         let s = device.stream("s").expect("stream");
         let view = buffer(&device, &[1.0, 2.0]);
@@ -92,7 +83,7 @@ pub(crate) fn a_stream_runs_in_order<W: Worlds>(worlds: &W) {
     });
 }
 
-pub(crate) fn a_wait_observes_the_latest_record_before_it<W: Worlds>(worlds: &W) {
+pub fn a_wait_observes_the_latest_record_before_it<W: Worlds>(worlds: &W) {
     worlds.run(1, |device| {
         for scope in [EventScope::Internal, EventScope::External] {
             let (a, b) = (device.stream("a").expect("stream"), device.stream("b").expect("stream"));
@@ -112,7 +103,7 @@ pub(crate) fn a_wait_observes_the_latest_record_before_it<W: Worlds>(worlds: &W)
     });
 }
 
-pub(crate) fn write_and_read_wait_for_their_stream<W: Worlds>(worlds: &W) {
+pub fn write_and_read_wait_for_their_stream<W: Worlds>(worlds: &W) {
     worlds.run(1, |device| {
         let s = device.stream("s").expect("stream");
         let view = buffer(&device, &[1.0]);
@@ -125,7 +116,7 @@ pub(crate) fn write_and_read_wait_for_their_stream<W: Worlds>(worlds: &W) {
     });
 }
 
-pub(crate) fn a_captured_graph_runs_only_when_launched<W: Worlds>(worlds: &W) {
+pub fn a_captured_graph_runs_only_when_launched<W: Worlds>(worlds: &W) {
     worlds.run(1, |device| {
         let s = device.stream("s").expect("stream");
         let view = buffer(&device, &[1.0]);
@@ -142,7 +133,7 @@ pub(crate) fn a_captured_graph_runs_only_when_launched<W: Worlds>(worlds: &W) {
     });
 }
 
-pub(crate) fn capture_keeps_order_and_edges<W: Worlds>(worlds: &W) {
+pub fn capture_keeps_order_and_edges<W: Worlds>(worlds: &W) {
     worlds.run(1, |device| {
         let (s, side) = (device.stream("s").expect("stream"), device.stream("side").expect("stream"));
         let (fork, join) = (
@@ -176,7 +167,7 @@ pub(crate) fn capture_keeps_order_and_edges<W: Worlds>(worlds: &W) {
     });
 }
 
-pub(crate) fn a_launch_occupies_its_stream<W: Worlds>(worlds: &W) {
+pub fn a_launch_occupies_its_stream<W: Worlds>(worlds: &W) {
     worlds.run(1, |device| {
         let (s, side) = (device.stream("s").expect("stream"), device.stream("side").expect("stream"));
         let (fork, join) = (
@@ -198,7 +189,7 @@ pub(crate) fn a_launch_occupies_its_stream<W: Worlds>(worlds: &W) {
     });
 }
 
-pub(crate) fn launches_of_one_graph_never_overlap<W: Worlds>(worlds: &W) {
+pub fn launches_of_one_graph_never_overlap<W: Worlds>(worlds: &W) {
     worlds.run(1, |device| {
         let streams = ["a", "b", "c"].map(|label| device.stream(label).expect("stream"));
         let view = buffer(&device, &[1.0]);
@@ -227,7 +218,7 @@ pub(crate) fn launches_of_one_graph_never_overlap<W: Worlds>(worlds: &W) {
     });
 }
 
-pub(crate) fn external_waits_observe_the_record_before_their_launch<W: Worlds>(worlds: &W) {
+pub fn external_waits_observe_the_record_before_their_launch<W: Worlds>(worlds: &W) {
     worlds.run(1, |device| {
         let (a, b) = (device.stream("a").expect("stream"), device.stream("b").expect("stream"));
         let event = device.event(EventScope::External).expect("event");
@@ -262,7 +253,7 @@ pub(crate) fn external_waits_observe_the_record_before_their_launch<W: Worlds>(w
     });
 }
 
-pub(crate) fn work_in_flight_and_graphs_keep_what_they_touch<W: Worlds>(worlds: &W) {
+pub fn work_in_flight_and_graphs_keep_what_they_touch<W: Worlds>(worlds: &W) {
     worlds.run(2, |device| {
         let comm = device.communicator("all", &[0, 1]).expect("comm");
         let s = device.stream("s").expect("stream");
@@ -284,7 +275,7 @@ pub(crate) fn work_in_flight_and_graphs_keep_what_they_touch<W: Worlds>(worlds: 
     });
 }
 
-pub(crate) fn collectives_run_in_order_across_streams_and_graphs<W: Worlds>(worlds: &W) {
+pub fn collectives_run_in_order_across_streams_and_graphs<W: Worlds>(worlds: &W) {
     worlds.run(2, |device| {
         let comm = device.communicator("all", &[0, 1]).expect("comm");
         let (a, b) = (device.stream("a").expect("stream"), device.stream("b").expect("stream"));
@@ -303,7 +294,7 @@ pub(crate) fn collectives_run_in_order_across_streams_and_graphs<W: Worlds>(worl
     });
 }
 
-pub(crate) fn windows_need_their_domain_and_equal_sizes<W: Worlds>(worlds: &W) {
+pub fn windows_need_their_domain_and_equal_sizes<W: Worlds>(worlds: &W) {
     worlds.run(2, |device| {
         let comm = device.communicator("g", &[0, 1]).expect("comm");
         let domain = Domain::Symmetric("g".to_owned());
@@ -321,7 +312,7 @@ pub(crate) fn windows_need_their_domain_and_equal_sizes<W: Worlds>(worlds: &W) {
     });
 }
 
-pub(crate) fn operands_that_do_not_fit_are_refused<W: Worlds>(worlds: &W) {
+pub fn operands_that_do_not_fit_are_refused<W: Worlds>(worlds: &W) {
     worlds.run(1, |device| {
         let s = device.stream("s").expect("stream");
         assert_eq!(s.label(), "s");
@@ -338,7 +329,7 @@ pub(crate) fn operands_that_do_not_fit_are_refused<W: Worlds>(worlds: &W) {
     });
 }
 
-pub(crate) fn bad_groups_are_refused<W: Worlds>(worlds: &W) {
+pub fn bad_groups_are_refused<W: Worlds>(worlds: &W) {
     worlds.run(3, |device| {
         let why = |ranks: &[u32]| device.communicator("bad", ranks).map(drop);
         for ranks in [&[0u32, 0, 1, 2][..], &[0, 1, 2, 3], &[]] {

@@ -1,0 +1,186 @@
+//! Communicators.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use sessile_hal::{Collective, Comm, DeviceError};
+
+use crate::context::RawEvent;
+use crate::core::Handle;
+use crate::link::Answer;
+use crate::nccl::RawComm;
+
+/// A communicator of the CUDA device. A handle: clones share it, and graphs hold clones.
+#[derive(Clone)]
+pub struct CudaComm(pub(crate) Arc<CommCell>);
+
+pub(crate) struct CommCell {
+    pub(crate) handle: Arc<Handle>,
+    /// Number of the group in the job, the same on all ranks.
+    pub(crate) id: u64,
+    pub(crate) name: String,
+    pub(crate) ranks: Vec<u32>,
+    /// This rank's position in `ranks`.
+    pub(crate) member: u32,
+    /// Absent in a group of one, and where ranks share a GPU.
+    pub(crate) nccl: Option<Arc<RawComm>>,
+    /// Whether all members run on one machine, so that they can map each other's memory.
+    pub(crate) near: bool,
+    /// Recorded after each collective and waited for by the next, so that they run in order on whatever streams.
+    pub(crate) tail: Option<RawEvent>,
+    /// Recorded between a producer and a symmetric kernel, where NCCL needs something else than a kernel there.
+    pub(crate) gate: Option<RawEvent>,
+    /// Why it is of no use any more.
+    failed: Mutex<Option<DeviceError>>,
+    /// Since when a member that has left is waited for.
+    pub(crate) waits_for_left: Mutex<Option<Instant>>,
+}
+
+/// What a member tells the others when a communicator is made.
+pub(crate) struct Made {
+    pub(crate) id: u64,
+    pub(crate) name: String,
+    pub(crate) ranks: Vec<u32>,
+    pub(crate) member: u32,
+    pub(crate) nccl: Option<Arc<RawComm>>,
+    pub(crate) near: bool,
+}
+
+impl CommCell {
+    pub(crate) fn new(handle: &Arc<Handle>, made: Made) -> Result<Self, DeviceError> {
+        let context = &handle.core.context;
+        let Made { id, name, ranks, member, nccl, near } = made;
+        Ok(CommCell {
+            handle: handle.clone(),
+            id,
+            name,
+            ranks,
+            member,
+            nccl,
+            near,
+            tail: Some(RawEvent::new(context)?),
+            gate: Some(RawEvent::new(context)?),
+            failed: Mutex::new(None),
+            waits_for_left: Mutex::new(None),
+        })
+    }
+
+    /// The error of a kind of collective that can't run in this group.
+    pub(crate) fn unreachable(&self, kind: Collective) -> DeviceError {
+        DeviceError::Unreachable {
+            kernel: kind.name(),
+            group: self.name.clone(),
+            why: if matches!(kind, Collective::ReduceScatterAccumulate { .. }) {
+                "its kernel is not there yet"
+            } else {
+                "NCCL needs a GPU of its own for each rank: start no more ranks than GPUs"
+            },
+        }
+    }
+
+    /// Fails if the communicator was given up or lost a member.
+    pub(crate) fn usable(&self) -> Result<(), DeviceError> {
+        match &*self.failed.lock().unwrap_or_else(PoisonError::into_inner) {
+            None => Ok(()),
+            Some(error) => Err(error.clone()),
+        }
+    }
+
+    /// Gives it up with `error`: kernels in flight end without effect. True the first time.
+    pub(crate) fn fail(&self, error: DeviceError) -> bool {
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if failed.is_some() {
+            return false;
+        }
+        *failed = Some(error);
+        drop(failed);
+        if let Some(nccl) = self.nccl.clone() {
+            // NCCL returns only when the graphs that hold its kernels are gone, but ends the kernels at once.
+            let _ = std::thread::Builder::new().name("sessile-abort".to_owned()).spawn(move || nccl.abort());
+        }
+        true
+    }
+
+    pub(crate) fn aborted_by(&self, by: u32) -> DeviceError {
+        DeviceError::Aborted { rank: self.handle.core.rank, group: self.name.clone(), by }
+    }
+
+    /// All-gathers bytes between the members' hosts.
+    pub(crate) fn exchange(&self, payload: &[u8]) -> Result<Vec<Vec<u8>>, DeviceError> {
+        self.usable()?;
+        let core = &self.handle.core;
+        exchange(core, self.id, &self.name, payload).map_err(|error| {
+            match (&error, core.link.aborted(self.id)) {
+                (DeviceError::PeerLost { .. }, Some(by)) => self.aborted_by(by),
+                _ => error,
+            }
+        })
+    }
+}
+
+/// All-gathers bytes in a group.
+pub(crate) fn exchange(
+    core: &crate::core::Core,
+    group: u64,
+    name: &str,
+    payload: &[u8],
+) -> Result<Vec<Vec<u8>>, DeviceError> {
+    let deadline = core.options.deadline;
+    let what = || format!("an exchange of group `{name}`");
+    match core.link.gather(group, payload, deadline) {
+        Answer::Gathered(payloads) => Ok(payloads),
+        other => Err(unanswered(core.rank, other, what(), deadline)),
+    }
+}
+
+/// The error of an ask that ended without what was asked for.
+pub(crate) fn unanswered(rank: u32, answer: Answer, what: String, after: Duration) -> DeviceError {
+    match answer {
+        Answer::Late(missing) => DeviceError::PeerTimeout { rank, missing, what, after },
+        Answer::Gone(peer) => DeviceError::PeerLost { rank, peer, what },
+        _ => DeviceError::PeerLost { rank, peer: 0, what },
+    }
+}
+
+impl Drop for CommCell {
+    fn drop(&mut self) {
+        let graveyard = &self.handle.core.graveyard;
+        graveyard.bury(Box::new(self.nccl.take()));
+        // After the work that records them.
+        graveyard.bury(Box::new((self.tail.take(), self.gate.take())));
+    }
+}
+
+impl Comm for CudaComm {
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    fn ranks(&self) -> &[u32] {
+        &self.0.ranks
+    }
+
+    fn rank(&self) -> u32 {
+        self.0.member
+    }
+
+    fn exchange(&self, payload: &[u8]) -> Result<Vec<Vec<u8>>, DeviceError> {
+        self.0.exchange(payload)
+    }
+
+    fn abort(&self) {
+        let core = &self.0.handle.core;
+        let error = self.0.aborted_by(core.rank);
+        if self.0.fail(error.clone()) {
+            core.link.abort(self.0.id);
+            core.tell_later(error);
+        }
+    }
+}
+
+impl fmt::Debug for CudaComm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "group `{}` of ranks {:?}, member {}", self.0.name, self.0.ranks, self.0.member)
+    }
+}

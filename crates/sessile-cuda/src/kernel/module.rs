@@ -1,0 +1,230 @@
+//! Compiled kernels as the driver holds them, and how they are launched.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUresult};
+use sessile_hal::DeviceError;
+
+use super::compile::{Target, Unit, image};
+use crate::context::{Context, RawStream};
+use crate::error::cuda;
+
+/// Every kernel, with the unit that holds it.
+const KERNELS: &[(Unit, &[&str])] = &[
+    (
+        Unit::Elementwise,
+        &[
+            "fill_u16",
+            "fill_u32",
+            "cast_bf16_f32",
+            "cast_f32_bf16",
+            "add_bf16",
+            "add_f32",
+            "add_scaled_bf16",
+            "add_scaled_f32",
+            "scale_f32",
+            "sum_ranks_bf16",
+            "sum_ranks_f32",
+            "reduce_ranks_bf16",
+            "squared_relu_forward",
+            "squared_relu_backward",
+            "adamw",
+            "spin",
+            "stamp",
+        ],
+    ),
+    (
+        Unit::Model,
+        &[
+            "embedding_forward",
+            "embedding_backward_f32",
+            "embedding_backward_bf16",
+            "rms_norm_forward",
+            "rms_norm_backward",
+            "rms_norm_dweight_parts",
+            "rms_norm_dweight",
+            "cross_entropy_rows",
+            "mean_of_losses",
+        ],
+    ),
+    (
+        Unit::Attention,
+        &[
+            "attention_forward_1",
+            "attention_forward_2",
+            "attention_forward_4",
+            "attention_backward_q_1",
+            "attention_backward_q_2",
+            "attention_backward_q_4",
+            "attention_backward_kv_1",
+            "attention_backward_kv_2",
+            "attention_backward_kv_4",
+        ],
+    ),
+    (Unit::Experts, &["router_forward", "router_backward", "combine_forward", "combine_backward"]),
+    (Unit::Matrix, &["product_bf16_bf16", "product_bf16_f32", "product_f32_bf16", "product_f32_f32"]),
+];
+
+/// One argument of a kernel, by its size.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Argument {
+    /// A pointer, or a 64-bit number.
+    U64(u64),
+    U32(u32),
+    F32(f32),
+}
+
+impl Argument {
+    fn size(self) -> usize {
+        match self {
+            Argument::U64(_) => 8,
+            Argument::U32(_) | Argument::F32(_) => 4,
+        }
+    }
+
+    /// Its bytes, in the first part of a word.
+    fn word(self) -> u64 {
+        match self {
+            Argument::U64(value) => value,
+            Argument::U32(value) => u64::from(value).to_le(),
+            Argument::F32(value) => u64::from(value.to_bits()).to_le(),
+        }
+    }
+}
+
+/// How many blocks of how many threads, with how much dynamic shared memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    pub(crate) grid: (u32, u32, u32),
+    pub(crate) block: (u32, u32),
+    pub(crate) shared: u32,
+}
+
+struct Function {
+    raw: sys::CUfunction,
+    /// Sizes of its parameters, as compiled.
+    parameters: Vec<usize>,
+}
+
+/// All kernels, loaded.
+pub(crate) struct Modules {
+    modules: Vec<sys::CUmodule>,
+    functions: HashMap<&'static str, Function>,
+    context: Arc<Context>,
+}
+
+// SAFETY: driver handles of loaded code, which nothing changes after `load`.
+unsafe impl Send for Modules {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Modules {}
+
+impl Modules {
+    /// Compiles, or takes from disk, and loads everything, so that nothing is loaded in a capture.
+    pub(crate) fn load(context: &Arc<Context>) -> Result<Self, DeviceError> {
+        let target = Target { capability: context.gpu.capability };
+        let mut loaded = Modules { modules: Vec::new(), functions: HashMap::new(), context: context.clone() };
+        for (unit, names) in KERNELS {
+            let image = image(*unit, target)?;
+            let _entered = context.enter()?;
+            let mut module = std::ptr::null_mut();
+            // SAFETY: `module` lives over the call; the image is a whole cubin or zero-terminated PTX from the
+            // compiler, checked by its hash if it came from disk.
+            unsafe { cuda!(cuModuleLoadData(&raw mut module, image.as_ptr().cast())) }?;
+            loaded.modules.push(module);
+            for name in *names {
+                loaded.functions.insert(name, function(module, name)?);
+            }
+        }
+        Ok(loaded)
+    }
+
+    fn get(&self, name: &'static str) -> Result<&Function, DeviceError> {
+        self.functions.get(name).ok_or(DeviceError::Driver {
+            call: "kernel",
+            code: 0,
+            name: "unknown kernel".to_owned(),
+            text: name.to_owned(),
+        })
+    }
+
+    /// Enqueues a kernel. The context is current.
+    ///
+    /// # Safety
+    /// - Each pointer among the arguments is the device address of live memory of the extent that the kernel's source
+    ///   reads or writes for these arguments, and stays so until the work has ended.
+    /// - No work in flight that is not ordered with this one conflicts with it.
+    pub(crate) unsafe fn launch(
+        &self,
+        stream: &RawStream,
+        name: &'static str,
+        extent: Extent,
+        arguments: &[Argument],
+    ) -> Result<(), DeviceError> {
+        let function = self.get(name)?;
+        let given: Vec<usize> = arguments.iter().map(|argument| argument.size()).collect();
+        assert_eq!(given, function.parameters, "{name}: sizes of arguments");
+        let ((x, y, z), (bx, by)) = (extent.grid, extent.block);
+        if x == 0 || y == 0 || z == 0 {
+            return Ok(());
+        }
+        let mut words: Vec<u64> = arguments.iter().map(|argument| argument.word()).collect();
+        let mut pointers: Vec<*mut std::ffi::c_void> =
+            words.iter_mut().map(|word| std::ptr::from_mut(word).cast()).collect();
+        // SAFETY: the function is loaded; `pointers` has one pointer for each parameter, to at least as many bytes as
+        // it has (asserted above), alive over the call, which copies them; what they point to is the caller's promise.
+        unsafe {
+            cuda!(cuLaunchKernel(
+                function.raw,
+                x,
+                y,
+                z,
+                bx,
+                by,
+                1,
+                extent.shared,
+                stream.raw(),
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            ))
+        }
+    }
+}
+
+fn function(module: sys::CUmodule, name: &str) -> Result<Function, DeviceError> {
+    let mut raw = std::ptr::null_mut();
+    let c_name = CString::new(name).unwrap_or_default();
+    // SAFETY: the module is loaded; `raw` and `c_name` live over the call.
+    unsafe { cuda!(cuModuleGetFunction(&raw mut raw, module, c_name.as_ptr())) }?;
+    // SAFETY: `raw` came from the call above. Loads the code now rather than at the first launch.
+    unsafe { cuda!(cuFuncLoad(raw)) }?;
+    // Attention keeps four tiles; the driver refuses more than 48 KiB unless it is asked.
+    let shared = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    if name.starts_with("attention") {
+        // SAFETY: `raw` is a loaded function; a size the GPU does not have is an error of the driver.
+        unsafe { cuda!(cuFuncSetAttribute(raw, shared, 96 * 1024)) }?;
+    }
+    let mut parameters = Vec::new();
+    loop {
+        let (mut offset, mut size) = (0, 0);
+        // SAFETY: `raw` is a loaded function; both locals live over the call; an index too high is an error.
+        let code = unsafe { sys::cuFuncGetParamInfo(raw, parameters.len(), &raw mut offset, &raw mut size) };
+        if code == CUresult::CUDA_ERROR_INVALID_VALUE {
+            return Ok(Function { raw, parameters });
+        }
+        crate::error::driver("cuFuncGetParamInfo", code)?;
+        parameters.push(size);
+    }
+}
+
+impl Drop for Modules {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.context.enter() {
+            for module in &self.modules {
+                // SAFETY: loaded in `load`, unloaded here alone, after all work of the device has ended.
+                let _ = unsafe { sys::cuModuleUnload(*module) };
+            }
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! The CUDA device: one rank, one GPU.
+//!
+//! | file | what |
+//! |---|---|
+//! | [`library`] | finds the vendor's libraries; a missing one is an error that names the remedy |
+//! | `gpu`, `context`, `exec`, `physical` | the driver's objects, owned: streams and events, graphs, memory |
+//! | `nccl` | communicators and windows, owned |
+//! | [`kernel`] | the kernels, compiled at run time; matrix products |
+//! | `link`, [`job`] | where the ranks' hosts meet |
+//! | `handover` | shared memory between ranks of one machine |
+//! | `graveyard` | what was dropped and may still be in use |
+//! | `enqueue`, `group` | putting work on a stream; how the members of a group meet |
+//! | `device`, `stream`, `event`, `memory`, `graph`, `capture`, `comm`, `collective` | the contract, as in `sessile-host` |
+//!
+//! Nothing of CUDA is needed to build or to run the tests: libraries are loaded when a device is opened.
+//!
+//! # What a call may cost
+//! Enqueues and launches return at once. Named waits look every 2 ms for peers that have gone, for communicators that
+//! were given up and for errors of NCCL. Dropping a handle makes no call of the driver; what it owned is destroyed at
+//! a later call, once the work that was enqueued before has ended.
+
+#![allow(
+    unsafe_code,
+    reason = "this crate is where the vendor's C functions are called; each call carries its proof"
+)]
+
+mod capture;
+mod collective;
+mod comm;
+mod context;
+mod core;
+mod device;
+mod enqueue;
+mod error;
+mod event;
+mod exec;
+mod gpu;
+mod graph;
+mod graveyard;
+mod group;
+mod handover;
+pub mod job;
+pub mod kernel;
+pub mod library;
+mod link;
+mod memory;
+pub mod nccl;
+mod physical;
+mod spans;
+mod stream;
+
+pub use comm::CudaComm;
+pub use device::{CudaDevice, DeviceOptions};
+pub use event::CudaEvent;
+pub use gpu::{Gpu, OLDEST_DRIVER, driver_version, gpus, peer_access};
+pub use graph::{CudaGraph, KernelNode};
+pub use memory::CudaMemory;
+pub use stream::CudaStream;

@@ -1,0 +1,257 @@
+//! A rank's connection to the others, between hosts: making groups, all-gathers of bytes, news of who has gone.
+//!
+//! Rank 0 runs the hub at the job's address; every rank, rank 0 too, connects to it and proves that it knows the job's
+//! secret. A job of one rank has no connection at all.
+
+mod hub;
+mod wire;
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use sessile_hal::DeviceError;
+
+pub(crate) use self::wire::random;
+use self::wire::{Frame, Reply, Request, introduce};
+use crate::job::Job;
+
+/// How an ask ended.
+pub(crate) enum Answer {
+    Joined(u64),
+    Refused,
+    Gathered(Vec<Vec<u8>>),
+    Late(u32),
+    Gone(u32),
+    Left,
+}
+
+/// A rank's connection. Shared by the device and its communicators.
+pub(crate) struct Link {
+    rank: u32,
+    /// None in a job of one rank.
+    wire: Option<Wire>,
+    state: Arc<State>,
+}
+
+struct Wire {
+    writer: Mutex<TcpStream>,
+}
+
+#[derive(Default)]
+struct State {
+    known: Mutex<Known>,
+    news: Condvar,
+}
+
+#[derive(Default)]
+struct Known {
+    asks: u64,
+    answers: HashMap<u64, Answer>,
+    /// Ranks whose connection broke, in the order of the news.
+    lost: Vec<u32>,
+    left: BTreeSet<u32>,
+    aborted: HashMap<u64, u32>,
+}
+
+impl State {
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn refused(job: &Job, why: impl ToString) -> DeviceError {
+    DeviceError::Rendezvous {
+        rank: job.rank,
+        address: format!("{}:{}", job.address, job.port),
+        why: why.to_string(),
+    }
+}
+
+impl Link {
+    /// Connects this rank; rank 0 starts the hub first.
+    pub(crate) fn connect(job: &Job, deadline: Duration) -> Result<Self, DeviceError> {
+        let state = Arc::<State>::default();
+        if job.world == 1 {
+            return Ok(Link { rank: job.rank, wire: None, state });
+        }
+        let until = Instant::now() + deadline;
+        let addresses: Vec<SocketAddr> = (job.address.as_str(), job.port)
+            .to_socket_addrs()
+            .map_err(|error| refused(job, error))?
+            .collect();
+        if job.rank == 0 {
+            let listener = TcpListener::bind(&addresses[..]).map_err(|error| refused(job, error))?;
+            hub::start(listener, job.secret.clone(), job.world).map_err(|error| refused(job, error))?;
+        }
+        let stream = loop {
+            match dial(&addresses) {
+                Ok(stream) => break stream,
+                Err(error) if Instant::now() > until => return Err(refused(job, error)),
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            }
+        };
+        let left = until.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
+        stream.set_read_timeout(Some(left)).map_err(|error| refused(job, error))?;
+        introduce(&stream, &job.secret, job.rank, job.world).map_err(|error| {
+            refused(job, format!("{error}: is the secret the same on every rank, and the number of ranks?"))
+        })?;
+        stream.set_read_timeout(None).map_err(|error| refused(job, error))?;
+        let reader = stream.try_clone().map_err(|error| refused(job, error))?;
+        let told = state.clone();
+        std::thread::Builder::new()
+            .name("sessile-link".to_owned())
+            .spawn(move || listen(&reader, &told))
+            .map_err(|error| refused(job, error))?;
+        Ok(Link { rank: job.rank, wire: Some(Wire { writer: Mutex::new(stream) }), state })
+    }
+
+    fn ask(&self, until: Duration, request: impl FnOnce(u64) -> Request) -> Answer {
+        let Some(wire) = &self.wire else { return Answer::Left };
+        let mut known = self.state.lock();
+        known.asks += 1;
+        let ask = known.asks;
+        drop(known);
+        if wire.send(&request(ask)).is_err() {
+            return Answer::Gone(0);
+        }
+        // The hub answers in time; if it does not, rank 0 is stuck.
+        let last = Instant::now() + until + Duration::from_secs(5);
+        let mut known = self.state.lock();
+        loop {
+            if let Some(answer) = known.answers.remove(&ask) {
+                return answer;
+            }
+            if known.lost.contains(&0) {
+                return Answer::Gone(0);
+            }
+            let now = Instant::now();
+            if now >= last {
+                return Answer::Late(0);
+            }
+            known = self.state.news.wait_timeout(known, last - now).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Makes the group with its other members; its number in the job.
+    pub(crate) fn join(&self, name: &str, ranks: &[u32], deadline: Duration) -> Answer {
+        if self.wire.is_none() {
+            let mut known = self.state.lock();
+            known.asks += 1;
+            return Answer::Joined(known.asks);
+        }
+        let (name, ranks) = (name.to_owned(), ranks.to_vec());
+        self.ask(deadline, |ask| Request::Join { ask, millis: millis(deadline), name, ranks })
+    }
+
+    /// All-gathers bytes in a group.
+    pub(crate) fn gather(&self, group: u64, payload: &[u8], deadline: Duration) -> Answer {
+        if self.wire.is_none() {
+            return Answer::Gathered(vec![payload.to_vec()]);
+        }
+        let payload = payload.to_vec();
+        self.ask(deadline, |ask| Request::Gather { ask, millis: millis(deadline), group, payload })
+    }
+
+    /// Tells the group's members that this rank gives it up.
+    pub(crate) fn abort(&self, group: u64) {
+        self.state.lock().aborted.entry(group).or_insert(self.rank);
+        if let Some(wire) = &self.wire {
+            let _ = wire.send(&Request::Abort { group });
+        }
+    }
+
+    /// Who gave the group up, if somebody did.
+    pub(crate) fn aborted(&self, group: u64) -> Option<u32> {
+        self.state.lock().aborted.get(&group).copied()
+    }
+
+    /// The first of `ranks` whose connection broke.
+    pub(crate) fn lost(&self, ranks: &[u32]) -> Option<u32> {
+        self.state.lock().lost.iter().copied().find(|rank| ranks.contains(rank))
+    }
+
+    /// The first of `ranks` that has left.
+    pub(crate) fn left(&self, ranks: &[u32]) -> Option<u32> {
+        self.state.lock().left.iter().copied().find(|rank| ranks.contains(rank))
+    }
+
+    /// Leaves in order: returns when all others have left too, or after `deadline`.
+    pub(crate) fn leave(&self, deadline: Duration) {
+        let _ = self.ask(deadline, |ask| Request::Leave { ask });
+    }
+}
+
+impl Wire {
+    fn send(&self, request: &Request) -> std::io::Result<()> {
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        request.send(&*writer)
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Some(wire) = &self.wire {
+            let writer = wire.writer.lock().unwrap_or_else(PoisonError::into_inner);
+            let _ = writer.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn millis(deadline: Duration) -> u64 {
+    u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn dial(addresses: &[SocketAddr]) -> std::io::Result<TcpStream> {
+    let mut last = std::io::Error::from(std::io::ErrorKind::AddrNotAvailable);
+    for address in addresses {
+        match TcpStream::connect_timeout(address, Duration::from_secs(5)) {
+            Ok(stream) => {
+                stream.set_nodelay(true)?;
+                stream.set_write_timeout(Some(Duration::from_secs(30)))?;
+                return Ok(stream);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Takes in what the hub says, until it is gone.
+fn listen(reader: &TcpStream, state: &State) {
+    while let Ok(reply) = Reply::receive(reader) {
+        let mut known = state.lock();
+        let (ask, answer) = match reply {
+            Reply::Joined { ask, group } => (ask, Answer::Joined(group)),
+            Reply::Refused { ask } => (ask, Answer::Refused),
+            Reply::Gathered { ask, payloads } => (ask, Answer::Gathered(payloads)),
+            Reply::Late { ask, rank } => (ask, Answer::Late(rank)),
+            Reply::Gone { ask, rank } => (ask, Answer::Gone(rank)),
+            Reply::Left { ask } => (ask, Answer::Left),
+            Reply::Lost { rank } => {
+                known.lost.push(rank);
+                state.news.notify_all();
+                continue;
+            }
+            Reply::Leaves { rank } => {
+                known.left.insert(rank);
+                continue;
+            }
+            Reply::Aborted { group, rank } => {
+                known.aborted.entry(group).or_insert(rank);
+                continue;
+            }
+        };
+        known.answers.insert(ask, answer);
+        state.news.notify_all();
+    }
+    let mut known = state.lock();
+    if !known.left.contains(&0) {
+        known.lost.push(0);
+    }
+    state.news.notify_all();
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,164 @@
+//! Ranks on threads, over the loopback.
+
+use std::net::TcpListener;
+
+use super::*;
+
+/// Runs a program on every rank of a job of its own.
+fn run<T: Send>(world: u32, program: impl Fn(u32, Link) -> T + Sync) -> Vec<T> {
+    let port = TcpListener::bind("127.0.0.1:0").expect("binds").local_addr().expect("address").port();
+    let job = |rank| Job {
+        rank,
+        world,
+        local_rank: rank,
+        address: "127.0.0.1".to_owned(),
+        port,
+        secret: b"a secret of tests".to_vec(),
+    };
+    let program = &program;
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..world)
+            .map(|rank| {
+                let job = job(rank);
+                scope.spawn(move || {
+                    program(rank, Link::connect(&job, Duration::from_secs(20)).expect("connects"))
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect()
+    })
+}
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn join(link: &Link, name: &str, ranks: &[u32]) -> u64 {
+    match link.join(name, ranks, LONG) {
+        Answer::Joined(group) => group,
+        _ => panic!("{name} does not form"),
+    }
+}
+
+#[test]
+fn members_gather_in_group_order_round_by_round() {
+    run(4, |rank, link| {
+        let (name, ranks): (_, &[u32]) = if rank == 3 { ("one", &[3]) } else { ("three", &[2, 0, 1]) };
+        let group = join(&link, name, ranks);
+        for round in 0..20u8 {
+            let given = vec![rank as u8; usize::from(round)];
+            let Answer::Gathered(all) = link.gather(group, &given, LONG) else { panic!("gathers") };
+            let want: &[u8] = if rank == 3 { &[3] } else { &[2, 0, 1] };
+            let want: Vec<_> = want.iter().map(|r| vec![*r; usize::from(round)]).collect();
+            assert_eq!(all, want);
+        }
+        link.leave(LONG);
+    });
+}
+
+#[test]
+fn a_name_belongs_to_one_list_of_ranks() {
+    run(3, |rank, link| {
+        let order: &[u32] = if rank == 0 { &[0, 1, 2] } else { &[2, 1, 0] };
+        let refused = matches!(link.join("order", order, LONG), Answer::Refused);
+        assert!(refused);
+        join(&link, "other", &[0, 1, 2]);
+        link.leave(LONG);
+    });
+}
+
+#[test]
+fn who_does_not_come_is_named() {
+    run(3, |rank, link| {
+        let group = join(&link, "all", &[0, 1, 2]);
+        if rank != 1 {
+            let answer = link.gather(group, &[], Duration::from_millis(200));
+            assert!(matches!(answer, Answer::Late(1)));
+        } else {
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        link.leave(LONG);
+    });
+}
+
+#[test]
+fn a_broken_connection_ends_every_wait_for_that_rank() {
+    run(3, |rank, link| {
+        let group = join(&link, "all", &[0, 1, 2]);
+        if rank == 2 {
+            drop(link);
+            return;
+        }
+        let begin = Instant::now();
+        assert!(matches!(link.gather(group, &[], LONG), Answer::Gone(2)));
+        assert!(matches!(link.join("later", &[0, 1, 2], LONG), Answer::Gone(2)));
+        assert!(begin.elapsed() < LONG / 2);
+        assert_eq!(link.lost(&[0, 1, 2]), Some(2));
+        join(&link, "both", &[0, 1]);
+        link.leave(LONG);
+    });
+}
+
+#[test]
+fn the_end_of_rank_0_is_noticed_by_all() {
+    run(3, |rank, link| {
+        let group = join(&link, "all", &[0, 1, 2]);
+        if rank == 0 {
+            return;
+        }
+        assert!(matches!(link.gather(group, &[], LONG), Answer::Gone(0)));
+    });
+}
+
+#[test]
+fn a_group_given_up_ends_its_waits_and_no_other() {
+    run(3, |rank, link| {
+        let (all, pair) = (join(&link, "all", &[0, 1, 2]), rank < 2);
+        let two = pair.then(|| join(&link, "two", &[0, 1]));
+        if rank == 2 {
+            link.abort(all);
+        } else {
+            assert!(matches!(link.gather(all, &[], LONG), Answer::Gone(2)));
+            assert_eq!(link.aborted(all), Some(2));
+            assert_eq!(link.aborted(two.expect("a member")), None);
+            assert!(matches!(link.gather(two.expect("a member"), &[], LONG), Answer::Gathered(_)));
+        }
+        link.leave(LONG);
+    });
+}
+
+#[test]
+fn strangers_are_not_let_in_and_disturb_nobody() {
+    let port = TcpListener::bind("127.0.0.1:0").expect("binds").local_addr().expect("address").port();
+    let job = |rank, secret: &[u8]| Job {
+        rank,
+        world: 2,
+        local_rank: 0,
+        address: "127.0.0.1".to_owned(),
+        port,
+        secret: secret.to_vec(),
+    };
+    std::thread::scope(|scope| {
+        let zero = scope.spawn(|| Link::connect(&job(0, b"right"), LONG).expect("connects"));
+        // Garbage, silence, and a wrong secret.
+        let mut garbage = loop {
+            match TcpStream::connect(("127.0.0.1", port)) {
+                Ok(stream) => break stream,
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        std::io::Write::write_all(&mut garbage, &[7; 500]).expect("writes");
+        let _silent = TcpStream::connect(("127.0.0.1", port)).expect("connects");
+        let error = Link::connect(&job(1, b"wrong"), LONG).err().expect("refused").to_string();
+        assert!(error.contains("secret"), "{error}");
+        let one = Link::connect(&job(1, b"right"), LONG).expect("connects");
+        let zero = zero.join().expect("no panic");
+        let other = scope.spawn(move || {
+            let group = join(&zero, "both", &[0, 1]);
+            assert!(matches!(zero.gather(group, &[1], LONG), Answer::Gathered(_)));
+            zero.leave(LONG);
+        });
+        let group = join(&one, "both", &[0, 1]);
+        assert!(matches!(one.gather(group, &[2], LONG), Answer::Gathered(_)));
+        one.leave(LONG);
+        other.join().expect("no panic");
+    });
+}

@@ -1,0 +1,97 @@
+//! Every kernel is compiled for the GPUs it is meant for, and what the compiler says of it is held against limits.
+
+use std::collections::BTreeMap;
+
+use sessile_cuda::kernel::compile::{Target, Unit, compile};
+use sessile_cuda::library::{Library, load};
+
+/// Whether the compiler is there; says so if it is not. `SESSILE_NVRTC=required` makes that a failure.
+fn compiler_is_there(test: &str) -> bool {
+    match load(Library::Nvrtc) {
+        Ok(()) => true,
+        Err(error) => {
+            assert_ne!(std::env::var("SESSILE_NVRTC").as_deref(), Ok("required"), "{error}");
+            eprintln!("skipped: {test}: {error}");
+            false
+        }
+    }
+}
+
+/// What the assembler reports of a kernel.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Report {
+    registers: u32,
+    stack: u32,
+    spills: u32,
+}
+
+/// Reports by kernel, from the log of `--ptxas-options=-v`.
+fn reports(log: &str) -> BTreeMap<String, Report> {
+    let mut reports: BTreeMap<String, Report> = BTreeMap::new();
+    let mut name = String::new();
+    for line in log.lines() {
+        if let Some(rest) = line.split("Compiling entry function '").nth(1) {
+            name = rest.split('\'').next().unwrap_or_default().to_owned();
+        } else if let Some(rest) = line.split("Function properties for ").nth(1) {
+            name = rest.trim().to_owned();
+        }
+        let before = |unit: &str| -> u32 {
+            let words = line.split(unit).next().unwrap_or_default();
+            words.split_whitespace().last().and_then(|word| word.parse().ok()).unwrap_or(0)
+        };
+        let report = reports.entry(name.clone()).or_default();
+        if line.contains("bytes spill stores") {
+            report.stack = before(" bytes stack frame");
+            report.spills = before(" bytes spill stores") + before(" bytes spill loads");
+        }
+        if line.contains("Used ") && line.contains("registers") {
+            report.registers = before(" registers");
+        }
+    }
+    reports.remove("");
+    reports
+}
+
+#[test]
+fn kernels_compile_for_hopper_without_spills_or_multicast() {
+    if !compiler_is_there("kernels_compile_for_hopper_without_spills_or_multicast") {
+        return;
+    }
+    for unit in Unit::ALL {
+        let compiled = compile(unit, Target { capability: (9, 0) }).unwrap_or_else(|why| panic!("{why}"));
+        let reports = reports(&compiled.log);
+        assert!(!reports.is_empty(), "{}: {}", unit.name(), compiled.log);
+        for (kernel, report) in &reports {
+            println!("{:<16} {kernel:<28} {report:?}", unit.name());
+            assert_eq!(report.spills, 0, "{kernel}: {report:?}");
+            assert_eq!(report.stack, 0, "{kernel}: {report:?}");
+            // Attention keeps its results in registers, and has blocks of 128 threads.
+            let most = if unit == Unit::Attention { 255 } else { 64 };
+            assert!((1..=most).contains(&report.registers), "{kernel}: {report:?}");
+        }
+        assert_eq!(&compiled.image[..4], b"\x7fELF", "machine code");
+    }
+}
+
+#[test]
+fn kernels_compile_to_ptx_for_other_gpus_with_no_float_atomics_and_no_multicast() {
+    let test = "kernels_compile_to_ptx_for_other_gpus_with_no_float_atomics_and_no_multicast";
+    if !compiler_is_there(test) {
+        return;
+    }
+    for unit in Unit::ALL {
+        for capability in [(8, 0), (10, 0)] {
+            let compiled = compile(unit, Target { capability }).unwrap_or_else(|why| panic!("{why}"));
+            let ptx = String::from_utf8_lossy(&compiled.image);
+            assert!(ptx.contains(".entry"), "{}", unit.name());
+            for line in ptx.lines().map(str::trim) {
+                let atomic = line.starts_with("atom") || line.starts_with("red.");
+                assert!(!(atomic && (line.contains(".f32") || line.contains("f16"))), "{line}");
+                assert!(!line.contains("multimem"), "{line}");
+            }
+            if unit == Unit::Elementwise {
+                assert!(!ptx.contains("fma."), "contraction is off where bits are pinned");
+            }
+        }
+    }
+}
