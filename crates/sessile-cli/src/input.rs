@@ -20,7 +20,7 @@ const DOCUMENT_BYTES_MAX: u64 = 1 << 30;
 ///
 /// # Errors
 /// What is missing, a folder, empty, too short for one sequence and its target, too large, or binary.
-pub(crate) fn data(path: &Path, seq: u64) -> Result<Vec<u8>, Failure> {
+pub(crate) fn data(path: &Path, seq: u64, needed: u64) -> Result<Vec<u8>, Failure> {
     let bytes = read("--data", path, DATA_BYTES_MAX, "a text file")?;
     let shown = path.display();
     if bytes.is_empty() {
@@ -31,11 +31,10 @@ pub(crate) fn data(path: &Path, seq: u64) -> Result<Vec<u8>, Failure> {
             "--data {shown} is binary (a NUL byte at offset {at}): name a text file"
         )));
     }
-    if (bytes.len() as u64) < seq.saturating_add(2) {
+    if (bytes.len() as u64) < needed {
         return Err(Failure::Input(format!(
-            "--data {shown} has {} bytes: --seq {seq} needs at least {}; name a longer text or lower --seq",
-            bytes.len(),
-            seq + 2
+            "--data {shown} has {} bytes: --seq {seq} needs at least {needed}; name a longer text or lower --seq",
+            bytes.len()
         )));
     }
     Ok(bytes)

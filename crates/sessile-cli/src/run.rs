@@ -1,10 +1,11 @@
 //! The saved run: what `sessile train --json FILE` writes and `sessile check FILE` reads.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
-use sessile_model::TrainConfig;
+use sessile_model::{Choice, GradReady, Kinds, TrainConfig};
+use sessile_plan::{Domain, Plan, Trace};
 
 /// Value of `schema`.
 pub(crate) const SCHEMA: &str = "sessile.run";
@@ -102,6 +103,85 @@ pub(crate) struct Memory {
     pub(crate) arena_bytes: u64,
 }
 
+/// Where an arena's memory comes from.
+#[derive(Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum DomainKind {
+    Default,
+    Symmetric,
+}
+
+/// One domain of the plan.
+#[derive(Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DomainBytes {
+    pub(crate) name: String,
+    /// `null` for the device's own memory.
+    #[serde(deserialize_with = "nullable")]
+    pub(crate) group: Option<String>,
+    pub(crate) kind: DomainKind,
+    /// Whether its arena is registered with the group.
+    pub(crate) window: bool,
+    pub(crate) bytes: u64,
+}
+
+/// Domains of a plan.
+pub(crate) fn domains(plan: &Plan) -> Vec<DomainBytes> {
+    let domain = |arena: &sessile_plan::Arena| {
+        let (group, kind) = match &arena.domain {
+            Domain::Default => (None, DomainKind::Default),
+            Domain::Symmetric(group) => (Some(group.clone()), DomainKind::Symmetric),
+        };
+        let window = kind == DomainKind::Symmetric;
+        DomainBytes { name: arena.domain.to_string(), group, kind, window, bytes: arena.bytes }
+    };
+    plan.arenas.iter().map(domain).collect()
+}
+
+/// What is asked for in one role.
+#[derive(Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RoleBytes {
+    pub(crate) requests: u64,
+    /// Sum over the requests, as if none shared.
+    pub(crate) bytes: u64,
+}
+
+/// Requests of a trace by role.
+pub(crate) fn roles(trace: &Trace) -> BTreeMap<String, RoleBytes> {
+    let mut roles: BTreeMap<String, RoleBytes> = BTreeMap::new();
+    for (_, request) in trace.requests() {
+        let role = roles.entry(request.spec.role.to_string()).or_default();
+        role.requests += 1;
+        role.bytes += request.spec.aligned_bytes().unwrap_or(0);
+    }
+    roles
+}
+
+/// How gradients were reduced.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReduceScatters {
+    pub(crate) dense: String,
+    /// `null` without experts.
+    #[serde(deserialize_with = "nullable")]
+    pub(crate) expert: Option<String>,
+    /// For people.
+    pub(crate) why: String,
+}
+
+impl From<Kinds> for ReduceScatters {
+    fn from(kinds: Kinds) -> Self {
+        let Kinds { dense, expert } = kinds;
+        let why = match expert {
+            None => format!("dense: {}", dense.why),
+            Some(expert) => format!("dense: {}; expert: {}", dense.why, expert.why),
+        };
+        let name = |choice: Choice| choice.kind.to_string();
+        ReduceScatters { dense: name(dense), expert: expert.map(name), why }
+    }
+}
+
 /// Pairs of operations of different runners that were in flight at once.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -132,6 +212,12 @@ pub(crate) struct Run {
     pub(crate) equal_bits: Option<bool>,
     #[serde(deserialize_with = "nullable")]
     pub(crate) memory: Option<Memory>,
+    #[serde(deserialize_with = "nullable")]
+    pub(crate) domains: Option<Vec<DomainBytes>>,
+    #[serde(deserialize_with = "nullable")]
+    pub(crate) roles: Option<BTreeMap<String, RoleBytes>>,
+    pub(crate) reduce_scatter: ReduceScatters,
+    pub(crate) grad_ready: GradReady,
     #[serde(deserialize_with = "nullable")]
     pub(crate) fences: Option<u64>,
     #[serde(deserialize_with = "nullable")]

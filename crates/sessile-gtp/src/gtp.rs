@@ -1,41 +1,41 @@
-//! Gathers, reduce-scatters and the two stages of a runner.
+//! Sharded weights of one rank.
 
 use std::collections::BTreeMap;
 
-use sessile_hal::{Collective, Device, DeviceError, Kernel, Note, Op, View};
-use sessile_plan::DType;
-use sessile_runtime::{HasRuntime, Order, Runtime, RuntimeError, Slot};
+use sessile_hal::{Comm, Device, DeviceError, Kernel, Note, Op, View};
+use sessile_plan::{DType, Domain};
+use sessile_runtime::{HasRuntime, Runtime, RuntimeError};
 
 use crate::{
-    ChainKind, Pass, Shard, Weight, WeightId,
-    chain::{Chain, Gathered, Reducing},
+    ChainKind, Group, GroupId, Part, Pass, ReduceScatter, Shard, Weight, WeightId, WeightSpec,
+    chain::{Chain, Order},
+    runner::{Captured, Import},
 };
 
-/// A view that a runner finds filled by the runner before it.
-#[derive(Clone)]
-struct Import<D: Device> {
-    weight: WeightId,
-    view: View<D::Memory>,
-}
-
 /// Sharded weights of one rank, over its storage runtime.
+///
+/// ```text
+///  add_group*  add_weight*  set_order    then, a step:
+///  begin_step ─▶ begin_pass, materialize.. release ─▶ begin_pass, materialize.. release, reduce ─▶ finish_backward
+///             ─▶ Runtime::join ─▶ finish_step ─▶ the optimizer ─▶ weights_changed
+/// ```
+///
+/// Inside [`Gtp::discover`] and [`Gtp::capture`] the same calls make a runner.
 pub struct Gtp<D: Device> {
-    runtime: Runtime<D>,
-    gather: D::Stream,
-    reduce: D::Stream,
-    weights: Vec<Weight<D>>,
-    eager: Chain<D>,
-    graphed: Chain<D>,
-    /// Whether the gather and reduce streams were used since the current runner began.
-    gather_used: bool,
-    reduce_used: bool,
+    pub(crate) runtime: Runtime<D>,
+    pub(crate) groups: Vec<Group<D>>,
+    pub(crate) weights: Vec<Weight<D>>,
+    pub(crate) eager: Chain<D>,
+    pub(crate) graphed: Chain<D>,
     /// By the runner that finds them.
-    imports: BTreeMap<String, Vec<Import<D>>>,
-    /// How often each weight became ready in a capture, by runner; replayed with it.
-    captured_ready: BTreeMap<String, Vec<WeightId>>,
-    ready: Vec<u64>,
+    pub(crate) imports: BTreeMap<String, Vec<Import<D>>>,
+    /// By runner.
+    pub(crate) captured: BTreeMap<String, Captured>,
+    pub(crate) ready: Vec<u64>,
+    /// Uses in the local sums of this step, by weight.
+    pub(crate) local: Vec<u64>,
     /// Whether weights changed since the last launch.
-    changed: bool,
+    pub(crate) changed: bool,
 }
 
 impl<D: Device> HasRuntime<D> for Gtp<D> {
@@ -44,28 +44,27 @@ impl<D: Device> HasRuntime<D> for Gtp<D> {
     }
 }
 
+impl<D: Device> AsMut<Gtp<D>> for Gtp<D> {
+    fn as_mut(&mut self) -> &mut Gtp<D> {
+        self
+    }
+}
+
 impl<D: Device> Gtp<D> {
-    /// Sharded weights over a runtime whose groups are known.
-    ///
-    /// # Errors
-    /// Those of the device.
-    pub fn new(runtime: Runtime<D>) -> Result<Self, RuntimeError> {
-        let gather = runtime.device().stream("gather")?;
-        let reduce = runtime.device().stream("reduce")?;
-        Ok(Gtp {
+    /// No weights yet, over a runtime.
+    pub fn new(runtime: Runtime<D>) -> Self {
+        Gtp {
             runtime,
-            gather,
-            reduce,
+            groups: Vec::new(),
             weights: Vec::new(),
             eager: Chain::new(),
             graphed: Chain::new(),
-            gather_used: false,
-            reduce_used: false,
             imports: BTreeMap::new(),
-            captured_ready: BTreeMap::new(),
+            captured: BTreeMap::new(),
             ready: Vec::new(),
+            local: Vec::new(),
             changed: false,
-        })
+        }
     }
 
     /// The runtime.
@@ -73,48 +72,97 @@ impl<D: Device> Gtp<D> {
         &self.runtime
     }
 
-    /// Adds a weight `[rows, cols]` sharded over `group`, appended to the forward order of its chain and, if its
-    /// value is needed there, prepended to the backward order.
+    /// Adds a group that weights can be sharded over. Its gathers and reduce-scatters have streams of their own, so groups
+    /// never wait for each other.
     ///
     /// # Errors
-    /// [`RuntimeError::UnknownGroup`] and those of the device.
-    #[expect(clippy::too_many_arguments, reason = "a weight has this many independent properties")]
-    pub fn add_weight(
+    /// Those of the device.
+    pub fn add_group(
         &mut self,
         name: &str,
-        rows: u64,
-        cols: u64,
-        group: &str,
-        chain: ChainKind,
-        wgrad_dtype: DType,
-        gathered_in: &[Pass],
-    ) -> Result<WeightId, RuntimeError> {
-        use sessile_hal::Comm;
-        let parts = u64::from(self.runtime.group(group)?.size());
-        let shard = Shard { rows, cols, parts };
+        comm: D::Comm,
+        kind: ReduceScatter,
+    ) -> Result<GroupId, RuntimeError> {
         let device = self.runtime.device();
-        let value = persistent(device, &format!("{name} shard"), shard.shard_elements(), DType::Bf16)?;
-        let main_grad = persistent(device, &format!("{name} main_grad"), shard.shard_elements(), DType::F32)?;
-        device.note(Note::Accumulator(main_grad.memory()));
-        let id = WeightId(self.weights.len());
-        self.weights.push(Weight {
+        let gather = device.stream(&format!("gather {name}"))?;
+        let reduce = device.stream(&format!("reduce {name}"))?;
+        let size = comm.size();
+        self.runtime.add_group(name, comm);
+        self.groups.push(Group {
             name: name.to_owned(),
-            shard,
-            group: group.to_owned(),
-            chain,
-            wgrad_dtype,
-            value,
-            main_grad,
+            size,
+            kind,
+            gather,
+            reduce,
+            gather_used: false,
+            reduce_used: false,
         });
+        Ok(GroupId(self.groups.len() - 1))
+    }
+
+    /// Adds a weight. Its values hold nothing until they are written.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn add_weight(&mut self, spec: &WeightSpec<'_>) -> Result<WeightId, RuntimeError> {
+        let id = WeightId(self.weights.len());
+        let parts = u64::from(self.groups[spec.group.0].size);
+        let shard = Shard { rows: spec.rows, cols: spec.cols, parts };
+        let mut weight = Weight {
+            name: spec.name.to_owned(),
+            shard,
+            group: spec.group,
+            chain: spec.chain,
+            wgrad_dtype: spec.wgrad_dtype,
+            uses: spec.uses,
+            repeat: spec.repeat,
+            parts: Vec::new(),
+        };
+        let experts: Vec<Option<u32>> = match spec.experts {
+            None => vec![None],
+            Some(experts) => (0..experts.max(1)).map(Some).collect(),
+        };
+        let device = self.runtime.device();
+        for expert in experts {
+            let name = match expert {
+                None => spec.name.to_owned(),
+                Some(expert) => format!("{}.{expert}", spec.name),
+            };
+            let new =
+                |what: &str, elements, dtype| persistent(device, &format!("{name} {what}"), elements, dtype);
+            let value = new("shard", shard.shard_elements(), DType::Bf16)?;
+            let main_grad = new("main_grad", shard.shard_elements(), DType::F32)?;
+            device.note(Note::Accumulator(main_grad.memory()));
+            let sum = match weight.reduces_once() {
+                true => Some(new("local sum", shard.padded_elements(), DType::F32)?),
+                false => None,
+            };
+            if let Some(sum) = &sum {
+                let zero = Op::new(Kernel::Fill { value: 0.0 }, "zero local sum", vec![sum.clone()])?;
+                device.enqueue(self.runtime.main(), zero)?;
+            }
+            weight.parts.push(Part { name, expert, value, main_grad, sum });
+        }
+        self.weights.push(weight);
         self.ready.push(0);
-        let chain = self.chain(chain);
-        if gathered_in.contains(&Pass::Forward) {
-            chain.forward.push(id);
-        }
-        if gathered_in.contains(&Pass::Backward) {
-            chain.backward.insert(0, id);
-        }
+        self.local.push(0);
         Ok(id)
+    }
+
+    /// Sets the order in which a pass materializes weights, of both chains together; a weight that is used more than once
+    /// appears as often. What comes next in a weight's own chain is gathered ahead.
+    pub fn set_order(&mut self, pass: Pass, uses: &[WeightId]) {
+        for kind in [ChainKind::Eager, ChainKind::Graphed] {
+            let own = uses.iter().copied().filter(|weight| self.weights[weight.0].chain == kind).collect();
+            *self.chain(kind).order(pass) = Order::new(own);
+        }
+    }
+
+    /// Says that a pass begins at the start of its order.
+    pub fn begin_pass(&mut self, pass: Pass) {
+        for kind in [ChainKind::Eager, ChainKind::Graphed] {
+            self.chain(kind).order(pass).restart();
+        }
     }
 
     /// A weight.
@@ -127,269 +175,34 @@ impl<D: Device> Gtp<D> {
         &self.weights
     }
 
+    /// A group.
+    pub fn group(&self, id: GroupId) -> &Group<D> {
+        &self.groups[id.0]
+    }
+
+    /// All groups, in the order they were added.
+    pub fn groups(&self) -> &[Group<D>] {
+        &self.groups
+    }
+
     /// How often each weight's gradient became ready, in the order the weights were added.
     pub fn ready(&self) -> &[u64] {
         &self.ready
     }
 
-    fn chain(&mut self, kind: ChainKind) -> &mut Chain<D> {
+    pub(crate) fn chain(&mut self, kind: ChainKind) -> &mut Chain<D> {
         match kind {
             ChainKind::Eager => &mut self.eager,
             ChainKind::Graphed => &mut self.graphed,
         }
     }
 
-    /// The whole weight, bf16 `[padded_rows, cols]`, ready for the compute stream; the next weight of the chain is on
-    /// its way. Give the slot to [`Gtp::release`] after the last GEMM that reads it.
-    ///
-    /// # Errors
-    /// Those of requests and of the device.
-    pub fn materialize(&mut self, weight: WeightId, pass: Pass) -> Result<Slot<D>, RuntimeError> {
-        let kind = self.weights[weight.0].chain;
-        let current = match self.chain(kind).gathered.take() {
-            Some(gathered) if gathered.weight == weight => gathered,
-            Some(stale) => {
-                // Left over from a pass that was given up.
-                let stream = self.gather.clone();
-                self.runtime.release(&stream, stale.slot)?;
-                self.start_gather(weight)?
-            }
-            None => self.start_gather(weight)?,
-        };
-        if let Some(next) = self.chain(kind).next(pass, weight) {
-            let next = self.start_gather(next)?;
-            self.chain(kind).gathered = Some(next);
-        }
-        let compute = self.runtime.compute().clone();
-        if let Some(ready) = &current.ready {
-            self.runtime.wait(&compute, ready)?;
-        }
-        if self.runtime.is_capturing() {
-            let runner = self.runtime.runner().map(str::to_owned);
-            if let (Some(runner), true) = (&runner, current.runner != runner) {
-                let import = Import { weight, view: current.slot.view().clone() };
-                self.imports.entry(runner.clone()).or_default().push(import);
-            }
-        }
-        Ok(current.slot)
+    pub(crate) fn group_of(&self, weight: WeightId) -> &Group<D> {
+        &self.groups[self.weights[weight.0].group.0]
     }
 
-    /// Gives back a buffer whose last reader is on the compute stream.
-    ///
-    /// # Errors
-    /// Those of [`Runtime::release`].
-    pub fn release(&mut self, slot: Slot<D>) -> Result<(), RuntimeError> {
-        let compute = self.runtime.compute().clone();
-        self.runtime.release(&compute, slot)
-    }
-
-    fn start_gather(&mut self, weight: WeightId) -> Result<Gathered<D>, RuntimeError> {
-        let (compute, gather) = (self.runtime.compute().clone(), self.gather.clone());
-        let now = self.runtime.mark(&compute)?;
-        self.runtime.wait(&gather, &now)?;
-        self.gather_used = true;
-        let (spec, group, value) = {
-            let weight = &self.weights[weight.0];
-            (weight.gathered_spec(), weight.group.clone(), weight.value.clone())
-        };
-        let slot = self.runtime.request(&gather, spec)?;
-        self.runtime.collective(&gather, &group, Collective::AllGather, &value, slot.view())?;
-        let ready = self.runtime.mark(&gather)?;
-        let runner = self.runtime.runner().map(str::to_owned);
-        Ok(Gathered { weight, slot, ready: Some(ready), runner })
-    }
-
-    /// Starts the reduce-scatter of a gradient and finalizes the one before it.
-    ///
-    /// `write` enqueues on the compute stream what fills the first `rows` rows of the gradient; the padding below is
-    /// zeroed here.
-    ///
-    /// # Errors
-    /// Those of `write`, of requests and of the device.
-    pub fn reduce(
-        &mut self,
-        weight: WeightId,
-        write: impl FnOnce(&mut Runtime<D>, &View<D::Memory>) -> Result<(), RuntimeError>,
-    ) -> Result<(), RuntimeError> {
-        let (compute, reduce) = (self.runtime.compute().clone(), self.reduce.clone());
-        let (wgrad, output, group, shard, kind) = {
-            let weight = &self.weights[weight.0];
-            (weight.wgrad_spec(), weight.output_spec(), weight.group.clone(), weight.shard, weight.chain)
-        };
-        let input = self.runtime.request(&compute, wgrad)?;
-        let padding = shard.padded_elements() - shard.elements();
-        if padding > 0 {
-            let tail = input.view().slice(shard.elements(), padding)?;
-            self.runtime
-                .enqueue(&compute, Op::new(Kernel::Fill { value: 0.0 }, "zero padding", vec![tail])?)?;
-        }
-        let rows = input.view().slice(0, shard.elements())?;
-        write(&mut self.runtime, &rows)?;
-        let written = self.runtime.mark(&compute)?;
-        self.runtime.wait(&reduce, &written)?;
-        self.reduce_used = true;
-        let output = self.runtime.request(&reduce, output)?;
-        self.runtime.collective(&reduce, &group, Collective::ReduceScatter, input.view(), output.view())?;
-        self.runtime.release(&reduce, input)?;
-        let done = self.runtime.mark(&reduce)?;
-        let before = self.chain(kind).reducing.replace(Reducing { weight, output, done });
-        self.finalize(before)
-    }
-
-    fn finalize(&mut self, reducing: Option<Reducing<D>>) -> Result<(), RuntimeError> {
-        let Some(Reducing { weight, output, done }) = reducing else { return Ok(()) };
-        let compute = self.runtime.compute().clone();
-        self.runtime.wait(&compute, &done)?;
-        let (main_grad, parts, name) = {
-            let weight = &self.weights[weight.0];
-            (weight.main_grad.clone(), weight.shard.parts, weight.name.clone())
-        };
-        // The mean over the group, after the sum.
-        let scale = 1.0 / parts as f32;
-        let op = Op::new(
-            Kernel::AddScaled { scale },
-            format!("{name} into main_grad"),
-            vec![output.view().clone(), main_grad],
-        )?;
-        self.runtime.enqueue(&compute, op)?;
-        self.runtime.release(&compute, output)?;
-        match self.runtime.runner().filter(|_| self.runtime.is_capturing()) {
-            Some(runner) => self.captured_ready.entry(runner.to_owned()).or_default().push(weight),
-            None => self.became_ready(weight),
-        }
-        Ok(())
-    }
-
-    /// Finalizes the last gradient of an eager backward: nothing comes after it.
-    ///
-    /// # Errors
-    /// Those of the device.
-    pub fn finish_backward(&mut self) -> Result<(), RuntimeError> {
-        let last = self.eager.reducing.take();
-        self.finalize(last)
-    }
-
-    /// The end of a runner's body: stage 1 drains the runner's own all-gathers and marks completion, stage 2
-    /// drains its own reduce-scatters. It waits for nothing that the runner did not start.
-    ///
-    /// # Errors
-    /// Those of the device.
-    fn end_runner(&mut self) -> Result<(), RuntimeError> {
-        let compute = self.runtime.compute().clone();
-        if let Some(mut gathered) = self.graphed.gathered.take() {
-            if let Some(ready) = gathered.ready.take() {
-                self.runtime.wait(&compute, &ready)?;
-            }
-            self.graphed.gathered = Some(gathered);
-        }
-        if self.gather_used {
-            let end = self.runtime.mark(&self.gather.clone())?;
-            self.runtime.wait(&compute, &end)?;
-        }
-        self.runtime.complete()?;
-        let last = self.graphed.reducing.take();
-        self.finalize(last)?;
-        if self.reduce_used {
-            let end = self.runtime.mark(&self.reduce.clone())?;
-            self.runtime.wait(&compute, &end)?;
-        }
-        Ok(())
-    }
-
-    /// Runs `body` eagerly as the discovery of a runner, and ends it in two stages.
-    ///
-    /// # Errors
-    /// Those of `body` and of [`sessile_runtime::discover`]. What an earlier runner prefetched for this one is gone then:
-    /// discover all runners anew, after [`Runtime::restart_discovery`].
-    pub fn discover<H, E>(
-        holder: &mut H,
-        runner: &str,
-        body: impl FnOnce(&mut H) -> Result<(), E>,
-    ) -> Result<(), E>
-    where
-        H: HasRuntime<D> + AsMut<Gtp<D>>,
-        E: From<RuntimeError>,
-    {
-        let outcome = sessile_runtime::discover(holder, runner, |holder| Self::run(holder, body));
-        if outcome.is_err() {
-            let gtp = holder.as_mut();
-            (gtp.graphed.gathered, gtp.graphed.reducing) = (None, None);
-        }
-        outcome
-    }
-
-    /// Captures `body` as the graph of a runner, ended in two stages.
-    ///
-    /// # Errors
-    /// Those of `body` and of [`sessile_runtime::capture`]. What an earlier runner prefetched for this one is kept, so
-    /// that it can be captured again.
-    pub fn capture<H, E>(
-        holder: &mut H,
-        runner: &str,
-        body: impl FnOnce(&mut H) -> Result<(), E>,
-    ) -> Result<(), E>
-    where
-        H: HasRuntime<D> + AsMut<Gtp<D>>,
-        E: From<RuntimeError>,
-    {
-        let prefetched = holder.as_mut().graphed.gathered.as_ref().and_then(Gathered::share);
-        let outcome = sessile_runtime::capture(holder, runner, |holder| Self::run(holder, body));
-        if outcome.is_err() {
-            let gtp = holder.as_mut();
-            gtp.imports.remove(runner);
-            gtp.captured_ready.remove(runner);
-            gtp.graphed.gathered = prefetched;
-            gtp.graphed.reducing = None;
-        }
-        outcome
-    }
-
-    fn run<H: AsMut<Gtp<D>>, E: From<RuntimeError>>(
-        holder: &mut H,
-        body: impl FnOnce(&mut H) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let gtp = holder.as_mut();
-        (gtp.gather_used, gtp.reduce_used) = (false, false);
-        body(holder)?;
-        Ok(holder.as_mut().end_runner()?)
-    }
-
-    /// To be called once the optimizer's work is enqueued: what was gathered before is out of date. Passes that end as
-    /// they should leave nothing gathered, so this matters only after one that was given up.
-    pub fn weights_changed(&mut self) {
-        self.changed = true;
-        self.eager.gathered = None;
-        self.graphed.gathered = None;
-    }
-
-    /// Replays a runner. If the launch is not the next one of the sealed order, or the first since the weights changed,
-    /// the weights that an earlier runner would have prefetched for it are gathered first.
-    ///
-    /// # Errors
-    /// Those of [`Runtime::replay`].
-    pub fn replay(&mut self, runner: &str) -> Result<Order, RuntimeError> {
-        if self.changed || !self.runtime.in_order(runner)? {
-            self.runtime.join()?;
-            let main = self.runtime.main().clone();
-            for Import { weight, view } in self.imports.get(runner).cloned().unwrap_or_default() {
-                let (group, value) = {
-                    let weight = &self.weights[weight.0];
-                    (weight.group.clone(), weight.value.clone())
-                };
-                self.runtime.collective(&main, &group, Collective::AllGather, &value, &view)?;
-            }
-        }
-        let order = self.runtime.replay(runner)?;
-        self.changed = false;
-        for weight in self.captured_ready.get(runner).cloned().unwrap_or_default() {
-            self.became_ready(weight);
-        }
-        Ok(order)
-    }
-
-    fn became_ready(&mut self, weight: WeightId) {
-        self.ready[weight.0] += 1;
-        self.runtime.device().note(Note::Ready(&self.weights[weight.0].name));
+    pub(crate) fn group_of_mut(&mut self, weight: WeightId) -> &mut Group<D> {
+        &mut self.groups[self.weights[weight.0].group.0]
     }
 }
 
@@ -399,6 +212,6 @@ fn persistent<D: Device>(
     elements: u64,
     dtype: DType,
 ) -> Result<View<D::Memory>, DeviceError> {
-    let memory = device.alloc(elements * dtype.size(), &sessile_plan::Domain::Default, label)?;
+    let memory = device.alloc(elements * dtype.size(), &Domain::Default, label)?;
     View::whole(&memory, dtype)
 }

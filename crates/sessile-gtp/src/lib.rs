@@ -16,13 +16,23 @@
 #![forbid(unsafe_code)]
 
 mod chain;
+mod gather;
+mod group;
 mod gtp;
+mod kind;
 mod layout;
+mod reduce;
+mod repeat;
+mod runner;
 mod shard;
 mod weight;
 
 pub use chain::{ChainKind, Pass};
+pub use gather::Gathered;
+pub use group::{Group, GroupId};
 pub use gtp::Gtp;
+pub use kind::{Choice, KindError, ReduceScatter, Situation, UnknownKind, Wanted, choose};
 pub use layout::RankLayout;
+pub use repeat::Repeat;
 pub use shard::Shard;
-pub use weight::{Weight, WeightId};
+pub use weight::{Part, Weight, WeightId, WeightSpec};

@@ -6,10 +6,10 @@ pub(crate) struct Sampler<'a> {
     rng: fastrand::Rng,
 }
 
-/// Tokens and the token that follows each, both `[batch, seq]`.
+/// Tokens, and the token that follows each by one, two, ...: all `[batch, seq]`.
 pub(crate) struct Batch {
     pub(crate) inputs: Vec<u32>,
-    pub(crate) targets: Vec<u32>,
+    pub(crate) targets: Vec<Vec<u32>>,
 }
 
 impl<'a> Sampler<'a> {
@@ -19,14 +19,16 @@ impl<'a> Sampler<'a> {
         Sampler { text, rng }
     }
 
-    /// `batch` sequences of `seq` tokens. The text is longer than `seq`.
-    pub(crate) fn draw(&mut self, batch: usize, seq: usize) -> Batch {
-        let mut drawn = Batch { inputs: Vec::new(), targets: Vec::new() };
+    /// `batch` sequences of `seq` tokens with so many predictions. The text is longer than `seq + predictions - 1`.
+    pub(crate) fn draw(&mut self, batch: usize, seq: usize, predictions: usize) -> Batch {
+        let mut drawn = Batch { inputs: Vec::new(), targets: vec![Vec::new(); predictions] };
         for _ in 0..batch {
-            let start = self.rng.usize(..self.text.len() - seq);
-            let bytes = &self.text[start..=start + seq];
-            drawn.inputs.extend(bytes[..seq].iter().map(|&byte| u32::from(byte)));
-            drawn.targets.extend(bytes[1..].iter().map(|&byte| u32::from(byte)));
+            let start = self.rng.usize(..self.text.len() - (seq + predictions - 1));
+            let tokens = |from: usize| self.text[from..][..seq].iter().map(|&byte| u32::from(byte));
+            drawn.inputs.extend(tokens(start));
+            for (on, targets) in drawn.targets.iter_mut().enumerate() {
+                targets.extend(tokens(start + 1 + on));
+            }
         }
         drawn
     }

@@ -1,14 +1,18 @@
 //! A decoder-only byte-level transformer in the style of Nemotron-4, with sharded weights: what `sessile train`, the
 //! benchmarks and the tests run.
 //!
-//! RMS norm, causal attention, squared-ReLU MLP, untied embedding and output layer, AdamW. Forward and backward are
-//! written against the device contract.
+//! RMS norm, causal attention, squared-ReLU MLP or a mixture of experts, untied embedding and output layer, multi-token
+//! prediction by one shared layer, AdamW. Forward and backward are written against the device contract.
 #![forbid(unsafe_code)]
 
 mod buffers;
 pub mod config;
 mod data;
+mod heads;
+mod linear;
 mod module;
+mod moe;
+mod network;
 mod optimizer;
 pub mod report;
 mod schedule;
@@ -16,8 +20,8 @@ mod train;
 mod trainer;
 mod unit;
 
-pub use config::{ConfigError, TrainConfig};
-pub use report::{GraphsOutcome, Step, StepResult, TrainOutcome};
-pub use sessile_gtp::Pass;
+pub use config::{ConfigError, DENSE, EXPERT, TrainConfig};
+pub use report::{GradReady, GraphsOutcome, Kinds, Step, StepResult, TrainOutcome};
+pub use sessile_gtp::{Choice, Pass, ReduceScatter, Repeat, Wanted};
 pub use train::{Executing, TrainError, TrainEvent, train, world_options};
-pub use trainer::{DENSE, Execution, Trainer};
+pub use trainer::{Execution, Trainer};

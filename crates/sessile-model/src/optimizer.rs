@@ -1,6 +1,6 @@
 //! AdamW over sharded weights and replicated norms.
 
-use sessile_gtp::Gtp;
+use sessile_gtp::{Gtp, Part, Weight};
 use sessile_hal::{AdamW, Collective, Comm, Device, Kernel, Op, View};
 use sessile_plan::DType;
 use sessile_runtime::RuntimeError;
@@ -12,6 +12,9 @@ use crate::{
     module::Norm,
 };
 
+/// For each group of the [`Gtp`], in order: the ranks that hold the same shards as this one.
+pub(crate) struct Replicas<D: Device>(pub(crate) Vec<D::Comm>);
+
 /// Optimizer state of one parameter, FP32.
 struct State<D: Device> {
     master: View<D::Memory>,
@@ -21,7 +24,8 @@ struct State<D: Device> {
 
 /// State of all parameters.
 pub(crate) struct Optimizer<D: Device> {
-    weights: Vec<State<D>>,
+    /// An entry a matrix, in the order of weights and their parts.
+    parts: Vec<State<D>>,
     norms: Vec<State<D>>,
     /// As large as the largest gradient: an all-reduce does not work in place.
     all_reduced: View<D::Memory>,
@@ -41,16 +45,16 @@ impl<D: Device> Optimizer<D> {
                 v: buffer(device, &format!("{label} v"), elements, DType::F32)?,
             })
         };
-        let weights = gtp.weights().iter().map(|weight| state(&weight.name, weight.shard.shard_elements()));
+        let parts = parts(gtp).map(|(weight, part)| state(&part.name, weight.shard.shard_elements()));
         let largest = gtp.weights().iter().map(|weight| weight.shard.shard_elements()).max().unwrap_or(0);
         Ok(Optimizer {
-            weights: weights.collect::<Result<_, _>>()?,
+            parts: parts.collect::<Result<_, _>>()?,
             norms: (0..norms).map(|at| state(&format!("norm{at}"), hidden)).collect::<Result<_, _>>()?,
             all_reduced: buffer(device, "all-reduced gradient", largest.max(hidden), DType::F32)?,
         })
     }
 
-    /// Draws the parameters of shard `part` from the seed. Blocks the host.
+    /// Draws the parameters of this rank's shards from the seed. Blocks the host.
     ///
     /// # Errors
     /// Those of the device.
@@ -59,29 +63,28 @@ impl<D: Device> Optimizer<D> {
         config: &TrainConfig,
         gtp: &Gtp<D>,
         norms: &[Norm<D>],
-        part: u64,
     ) -> Result<(), RuntimeError> {
         let device = gtp.runtime_ref().device();
         let main = gtp.runtime_ref().main();
         let residual_scale = 1.0 / ((2 * config.layers) as f32).sqrt();
-        for (at, weight) in gtp.weights().iter().enumerate() {
+        for ((weight, part), state) in parts(gtp).zip(&self.parts) {
             let shard = weight.shard;
             let cols = usize::try_from(shard.cols).unwrap_or(usize::MAX);
-            let all = normal(config.seed, &weight.name, usize::try_from(shard.elements()).unwrap_or(0));
+            let all = normal(config.seed, &part.name, usize::try_from(shard.elements()).unwrap_or(0));
             let scale = if weight.name.ends_with("down") { 0.05 * residual_scale } else { 0.05 };
-            let real = shard.real_rows(part);
+            let group = gtp.runtime_ref().group(&gtp.group(weight.group).name)?;
+            let real = shard.real_rows(group.rank().into());
             let (first, last) = (real.start as usize * cols, real.end as usize * cols);
             let mut values: Vec<f32> = all[first..last].iter().map(|value| value * scale).collect();
             values.resize(usize::try_from(shard.shard_elements()).unwrap_or(0), 0.0);
-            let state = &self.weights[at];
             write_f32(device, main, &state.master, &values)?;
             let zeros = vec![0.0; values.len()];
             write_f32(device, main, &state.m, &zeros)?;
             write_f32(device, main, &state.v, &zeros)?;
             let op = Op::new(
                 Kernel::Cast,
-                format!("{} from master", weight.name),
-                vec![state.master.clone(), weight.value.clone()],
+                format!("{} from master", part.name),
+                vec![state.master.clone(), part.value.clone()],
             )?;
             device.enqueue(main, op)?;
         }
@@ -104,7 +107,7 @@ impl<D: Device> Optimizer<D> {
         &self,
         config: &TrainConfig,
         gtp: &Gtp<D>,
-        replicas: &D::Comm,
+        replicas: &Replicas<D>,
         norms: &[Norm<D>],
         step: u32,
     ) -> Result<(), RuntimeError> {
@@ -122,8 +125,8 @@ impl<D: Device> Optimizer<D> {
             }
             Ok(())
         };
-        for weight in gtp.weights() {
-            average(replicas, &weight.main_grad)?;
+        for (weight, part) in parts(gtp) {
+            average(&replicas.0[weight.group.index()], &part.main_grad)?;
         }
         let world = gtp.runtime_ref().world();
         for norm in norms {
@@ -137,15 +140,15 @@ impl<D: Device> Optimizer<D> {
             weight_decay: 0.01,
             step,
         };
-        for (weight, state) in gtp.weights().iter().zip(&self.weights) {
+        for ((_, part), state) in parts(gtp).zip(&self.parts) {
             let views = vec![
-                weight.main_grad.clone(),
+                part.main_grad.clone(),
                 state.master.clone(),
                 state.m.clone(),
                 state.v.clone(),
-                weight.value.clone(),
+                part.value.clone(),
             ];
-            device.enqueue(main, Op::new(Kernel::AdamW(adamw), weight.name.as_str(), views)?)?;
+            device.enqueue(main, Op::new(Kernel::AdamW(adamw), part.name.as_str(), views)?)?;
         }
         let plain = AdamW { weight_decay: 0.0, ..adamw };
         for (norm, state) in norms.iter().zip(&self.norms) {
@@ -156,4 +159,9 @@ impl<D: Device> Optimizer<D> {
         }
         Ok(())
     }
+}
+
+/// Every matrix, with the weight it belongs to.
+fn parts<D: Device>(gtp: &Gtp<D>) -> impl Iterator<Item = (&Weight<D>, &Part<D>)> {
+    gtp.weights().iter().flat_map(|weight| weight.parts.iter().map(move |part| (weight, part)))
 }

@@ -1,6 +1,7 @@
 //! What a run found.
 
 use serde::{Deserialize, Serialize};
+use sessile_gtp::Choice;
 use sessile_plan::{Plan, Trace};
 use sessile_runtime::log::Log;
 
@@ -58,10 +59,40 @@ pub struct GraphsOutcome {
     pub spans: Vec<Vec<sessile_hal::Span>>,
 }
 
+/// How gradients were reduced, and why so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kinds {
+    /// Those of dense weights.
+    pub dense: Choice,
+    /// Those of experts, if there are any.
+    pub expert: Option<Choice>,
+}
+
+/// How often gradients of rank 0 became ready, over all weights; by execution, if it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GradReady {
+    /// Eagerly.
+    pub eager: Option<u64>,
+    /// From graphs.
+    pub graphs: Option<u64>,
+}
+
+impl GradReady {
+    /// Whether both agree; `None` if only one execution was made.
+    pub fn equal(&self) -> Option<bool> {
+        Some(self.eager? == self.graphs?)
+    }
+}
+
 /// What a run gives back.
 pub struct TrainOutcome {
     /// The options, defaults filled in.
     pub config: TrainConfig,
+    /// How gradients were reduced.
+    pub kinds: Kinds,
+    /// How often gradients became ready.
+    pub grad_ready: GradReady,
     /// All steps.
     pub steps: Vec<Step>,
     /// Present if graphs were run.

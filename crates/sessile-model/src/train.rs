@@ -12,7 +12,7 @@ use sessile_runtime::{
 
 use crate::{
     config::{ConfigError, Mode, ScheduleOrder, TrainConfig},
-    report::{GraphsOutcome, Step, StepResult, TrainOutcome},
+    report::{GradReady, GraphsOutcome, Kinds, Step, StepResult, TrainOutcome},
     trainer::{Execution, Trainer},
 };
 
@@ -56,12 +56,14 @@ pub enum TrainError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The text is too short for one sequence.
-    #[error("the text has {bytes} bytes; --seq {seq} needs at least {} (one more than a sequence, and one to choose)", seq + 2)]
+    #[error(
+        "the text has {bytes} bytes, and --seq and --mtp need at least {needed}: a sequence, what is predicted behind it, and one to choose"
+    )]
     TextTooShort {
         /// Its length.
         bytes: usize,
-        /// Tokens of a sequence.
-        seq: u64,
+        /// What is needed.
+        needed: u64,
     },
     /// The strategy cannot lay out what was discovered.
     #[error(transparent)]
@@ -82,6 +84,7 @@ impl From<RankFailure<RuntimeError>> for TrainError {
 
 struct RankOutcome {
     steps: Vec<StepResult>,
+    ready: u64,
     graphs: Option<RankGraphs>,
 }
 
@@ -105,10 +108,13 @@ pub fn train(
     observe: &(dyn Fn(&TrainEvent) + Sync),
 ) -> Result<TrainOutcome, TrainError> {
     config.check()?;
-    let seq = usize::try_from(config.seq).unwrap_or(usize::MAX);
-    if text.len() < seq.saturating_add(2) {
-        return Err(TrainError::TextTooShort { bytes: text.len(), seq: config.seq });
+    let needed = config.window().saturating_add(1);
+    if (text.len() as u64) < needed {
+        return Err(TrainError::TextTooShort { bytes: text.len(), needed });
     }
+    // The host device always can.
+    let expert = (config.experts > 0).then(|| config.expert_kind(true)).transpose()?;
+    let kinds = Kinds { dense: config.dense_kind(true)?, expert };
     let eager = match config.mode {
         Mode::Eager | Mode::Both => Some(execute(config, text, Executing::Eager, observe)?),
         Mode::Graphs => None,
@@ -127,7 +133,9 @@ pub fn train(
             graphs: step_of(&graphs, at as usize),
         })
         .collect();
-    Ok(TrainOutcome { config: config.clone(), steps, graphs: graphs.and_then(merge) })
+    let ready = |ranks: &Option<Vec<RankOutcome>>| ranks.as_ref().map(|ranks| ranks[0].ready);
+    let grad_ready = GradReady { eager: ready(&eager), graphs: ready(&graphs) };
+    Ok(TrainOutcome { config: config.clone(), kinds, grad_ready, steps, graphs: graphs.and_then(merge) })
 }
 
 fn merge(ranks: Vec<RankOutcome>) -> Option<GraphsOutcome> {
@@ -224,5 +232,6 @@ fn run_rank(
         }),
         _ => None,
     };
-    Ok(RankOutcome { steps, graphs })
+    let ready = trainer.gtp().ready().iter().sum();
+    Ok(RankOutcome { steps, ready, graphs })
 }

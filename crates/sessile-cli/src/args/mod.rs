@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-pub(crate) use plan::{CheckArgs, CompareArgs, PlanArgs};
+pub(crate) use plan::{CheckArgs, CompareArgs, GroupDepths, PlanArgs};
 pub(crate) use train::TrainArgs;
 
 /// Plans, owns, fences and proves the fixed-address communication buffers of training with captured graphs.

@@ -3,7 +3,10 @@
 use std::{num::IntErrorKind, str::FromStr};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use sessile_model::config::{GraphScope, Mode, ModuleKind, Overlap, ScheduleOrder};
+use sessile_model::{
+    Repeat,
+    config::{GraphScope, Mode, ModuleKind, Overlap, ScheduleOrder},
+};
 use sessile_plan::{DType, StepCut};
 
 /// A whole number of any width.
@@ -46,7 +49,9 @@ pub(crate) const MODES: &[(&str, Mode)] =
 pub(crate) const SCOPES: &[(&str, GraphScope)] =
     &[("module", GraphScope::Module), ("layer", GraphScope::Layer)];
 pub(crate) const MODULES: &[(&str, ModuleKind)] =
-    &[("attention", ModuleKind::Attention), ("mlp", ModuleKind::Mlp)];
+    &[("attention", ModuleKind::Attention), ("mlp", ModuleKind::Mlp), ("moe", ModuleKind::Moe)];
+pub(crate) const REPEATS: &[(&str, Repeat)] =
+    &[("distinct", Repeat::Distinct), ("drain", Repeat::Drain), ("reduce-once", Repeat::ReduceOnce)];
 pub(crate) const OVERLAPS: &[(&str, Overlap)] = &[("on", Overlap::On), ("off", Overlap::Off)];
 pub(crate) const ORDERS: &[(&str, ScheduleOrder)] = &[
     ("random", ScheduleOrder::Random),

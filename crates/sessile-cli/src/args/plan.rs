@@ -10,7 +10,6 @@ use super::{Common, parse};
 
 /// Depths of single groups.
 #[derive(Args, Debug)]
-#[command(next_help_heading = "Plan", allow_negative_numbers = true)]
 pub(crate) struct GroupDepths {
     /// Depth of the group `expert`, counted in launches that use it; the same as --depth-group expert=N
     #[arg(long, value_name = "N", value_parser = parse::whole::<u32>)]

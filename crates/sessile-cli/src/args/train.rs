@@ -3,10 +3,13 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use sessile_model::config::{GraphScope, Mode, ModuleKind, Overlap, ScheduleOrder, TrainConfig};
+use sessile_model::{
+    Repeat, Wanted,
+    config::{GraphScope, Mode, ModuleKind, Overlap, ScheduleOrder, TrainConfig},
+};
 use sessile_plan::{DType, StepCut, Strategy};
 
-use super::{Common, parse};
+use super::{Common, GroupDepths, parse};
 
 /// Options of `sessile train`.
 #[derive(Args, Debug)]
@@ -37,6 +40,9 @@ pub(crate) struct Job {
     /// Ranks that share a weight; --ranks is a multiple of it
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = parse::whole::<u32>)]
     gtp: u32,
+    /// Ranks that share a weight of an expert; --ranks is a multiple of it [default: as --gtp]
+    #[arg(long, value_name = "N", value_parser = parse::whole::<u32>)]
+    egtp: Option<u32>,
     /// Optimizer steps
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = parse::whole::<u32>)]
     steps: u32,
@@ -76,15 +82,36 @@ pub(crate) struct Model {
     /// Attention heads; --hidden is a multiple of it
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = parse::whole::<u64>)]
     heads: u64,
-    /// Tokens (bytes of text) of a sequence
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = parse::whole::<u64>)]
-    seq: u64,
+    /// Experts of a mixture, which take the place of an MLP; 0: none
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = parse::whole::<u32>)]
+    experts: u32,
+    /// Experts that each token goes to
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = parse::whole::<u32>)]
+    top_k: u32,
+    /// Every so many layers, the last of them has experts
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = parse::whole::<u32>)]
+    moe_every: u32,
+    /// Further predictions, each one token on, by one shared layer and the output layer
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = parse::whole::<u32>)]
+    mtp: u32,
+    /// Tokens (bytes of text) of a sequence; of several lengths, steps take turns
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "64", value_parser = parse::whole::<u64>)]
+    seq: Vec<u64>,
     /// Sequences of a micro-batch, on each rank
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = parse::whole::<u64>)]
     batch: u64,
     /// Element type of weight gradients on the wire
     #[arg(long, value_name = "DTYPE", default_value = "bf16", value_parser = parse::word(parse::WIRE_DTYPES))]
     wgrad_dtype: DType,
+    /// How gradients are reduced: auto, ring, symmetric, fp32_a2a or one_shot
+    #[arg(long, value_name = "KIND", default_value = "ring")]
+    reduce_scatter: Wanted,
+    /// How gradients of experts are [default: as --reduce-scatter]
+    #[arg(long, value_name = "KIND")]
+    expert_reduce_scatter: Option<Wanted>,
+    /// Let auto sum in FP32 where ranks cannot read each other's memory
+    #[arg(long)]
+    fp32_accumulation: bool,
 }
 
 /// Graphs and their buffers.
@@ -98,14 +125,22 @@ pub(crate) struct Graphs {
     #[arg(long, value_name = "SCOPE", default_value = "module", value_parser = parse::word(parse::SCOPES))]
     graph_scope: GraphScope,
     /// Modules to capture; the rest stays eager
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "attention,mlp", value_parser = parse::word(parse::MODULES))]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "attention,mlp,moe", value_parser = parse::word(parse::MODULES))]
     graph_modules: Vec<ModuleKind>,
+    /// Capture embedding and output layer too
+    #[arg(long)]
+    graph_heads: bool,
+    /// What happens when one backward uses a weight more than once
+    #[arg(long, value_name = "POLICY", default_value = "drain", value_parser = parse::word(parse::REPEATS))]
+    repeat: Repeat,
     /// How bytes are given to buffers: sessile, generations:N, ring:N or per-request
     #[arg(long, value_name = "NAME", default_value = "sessile")]
     strategy: Strategy,
     /// Launches apart before bytes are reused; 1 makes launches serial
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = parse::whole::<u32>)]
     depth: u32,
+    #[command(flatten)]
+    groups: GroupDepths,
     /// What happens between two steps
     #[arg(long, value_name = "CUT", default_value = "barrier", value_parser = parse::word(parse::CUTS))]
     step_cut: StepCut,
@@ -142,11 +177,16 @@ impl TrainArgs {
         TrainConfig {
             ranks: job.ranks,
             gtp: job.gtp,
+            egtp: job.egtp,
             layers: model.layers,
             hidden: model.hidden,
             ffn: model.ffn.unwrap_or(model.hidden.saturating_mul(4)),
             heads: model.heads,
-            seq: model.seq,
+            experts: model.experts,
+            top_k: model.top_k,
+            moe_every: model.moe_every,
+            mtp: model.mtp,
+            seq: model.seq.clone(),
             batch: model.batch,
             steps: job.steps,
             microbatches: job.microbatches,
@@ -157,11 +197,17 @@ impl TrainArgs {
             mode: graphs.mode,
             graph_scope: graphs.graph_scope,
             graph_modules,
+            graph_heads: graphs.graph_heads,
+            repeat: graphs.repeat,
             strategy: graphs.strategy,
             depth: graphs.depth,
+            depth_by_group: graphs.groups.by_group(),
             step_cut: graphs.step_cut,
             overlap: graphs.overlap,
             wgrad_dtype: model.wgrad_dtype,
+            reduce_scatter: model.reduce_scatter,
+            expert_reduce_scatter: model.expert_reduce_scatter,
+            fp32_accumulation: model.fp32_accumulation,
             learning_rate_micro: job.learning_rate_micro,
         }
     }

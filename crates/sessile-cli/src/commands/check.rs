@@ -3,10 +3,9 @@
 use std::{collections::BTreeMap, path::Path};
 
 use serde::Serialize;
-use sessile_model::config::{self, Mode};
+use sessile_model::{GradReady, Kinds, config::Mode};
 use sessile_plan::{
-    Baselines, LaunchOrder, Plan, PlanOptions, Trace, baseline_bytes, lower_bound, plan, read_plan,
-    read_trace, validate,
+    Baselines, Plan, Trace, baseline_bytes, lower_bound, plan, read_plan, read_trace, validate,
 };
 use sessile_runtime::{check, log};
 
@@ -15,7 +14,7 @@ use crate::{
     args::CheckArgs,
     failure::{Failure, Verdict},
     input, output,
-    run::{self, Execution, Run},
+    run::{self, Execution, ReduceScatters, Run},
     ui::{Lines, clean, count},
 };
 
@@ -103,6 +102,7 @@ fn of_run(path: &Path, bytes: &[u8]) -> Result<Outcome, Failure> {
     outcome.findings.extend(run.config.train.check().err().map(|error| format!("`config`: {error}")));
     outcome.steps(&run);
     outcome.presence(&run);
+    outcome.gradients(&run);
     // Where one is missing, that is a finding already.
     if let (Some(trace), Some(plan)) = (&run.trace, &run.plan) {
         let in_field = |field, error| input::about(path, format_args!("field `{field}`: {error}"));
@@ -206,6 +206,9 @@ impl Outcome {
             ("trace", run.trace.is_some()),
             ("plan", run.plan.is_some()),
             ("memory", run.memory.is_some()),
+            ("domains", run.domains.is_some()),
+            ("roles", run.roles.is_some()),
+            ("grad_ready.graphs", run.grad_ready.graphs.is_some()),
             ("fences", run.fences.is_some()),
             ("checker", run.checker.is_some()),
             ("replays", run.replays.is_some()),
@@ -236,6 +239,31 @@ impl Outcome {
         }
     }
 
+    /// Kinds must be those that the options choose on the device, and gradients ready equally often.
+    fn gradients(&mut self, run: &Run) {
+        let config = &run.config.train;
+        let expert = (config.experts > 0).then(|| config.expert_kind(true)).transpose();
+        if let (Ok(dense), Ok(expert)) = (config.dense_kind(true), expert) {
+            let kinds = ReduceScatters::from(Kinds { dense, expert });
+            let says = &run.reduce_scatter;
+            if (&says.dense, &says.expert) != (&kinds.dense, &kinds.expert) {
+                self.findings.push("`reduce_scatter` is not what `config` chooses".to_owned());
+            }
+        }
+        let GradReady { eager, graphs } = run.grad_ready;
+        if eager.is_some() != (config.mode != Mode::Graphs) {
+            self.findings
+                .push("`grad_ready.eager` must be null exactly if `config.mode` is graphs".to_owned());
+        }
+        if run.grad_ready.equal() == Some(false) {
+            let (eager, graphs) = (or_null(eager), or_null(graphs));
+            self.findings.push(format!("`grad_ready`: {eager} times eagerly, {graphs} times from graphs"));
+        }
+        if [eager, graphs].contains(&Some(0)) {
+            self.findings.push("`grad_ready` is 0: no gradient became ready".to_owned());
+        }
+    }
+
     fn replan(&mut self, trace: &Trace, saved: &Plan) {
         match plan(trace, &saved.options) {
             Ok(again) if again.digest() == saved.digest() => {}
@@ -251,16 +279,7 @@ impl Outcome {
     /// Compares the run's numbers with those of the trace and of the options, never with each other.
     fn numbers(&mut self, run: &Run, trace: &Trace, saved: &Plan) {
         let config = &run.config.train;
-        let options = PlanOptions {
-            strategy: config.strategy,
-            depth: config.depth,
-            step_cut: config.step_cut,
-            launch_order: match config.overlap {
-                config::Overlap::On => LaunchOrder::Overlapped,
-                config::Overlap::Off => LaunchOrder::Serial,
-            },
-            ..PlanOptions::default()
-        };
+        let options = config.plan_options();
         if saved.options != options {
             self.findings.push("`plan.options` are not those of `config`".to_owned());
         }
@@ -272,7 +291,10 @@ impl Outcome {
         };
         same("fences", run.fences, Some(plan.fences.len() as u64));
         if run.order_deviations == Some(0) {
-            let replays = u64::from(config.steps.saturating_sub(1)) * trace.steps[0].len() as u64;
+            // Every length's first step is its discovery.
+            let lengths = trace.steps.len().max(1);
+            let replayed = lengths..(config.steps as usize).max(lengths);
+            let replays = replayed.map(|step| trace.steps[step % lengths].len() as u64).sum();
             same("replays", run.replays, Some(replays));
         }
         let Some(memory) = &run.memory else { return };

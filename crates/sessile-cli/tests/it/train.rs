@@ -54,7 +54,7 @@ fn a_saved_run_that_was_changed_is_found() {
     let good = json(&sandbox, "run.json");
     /// What must be found, and the change that brings it about.
     type Change = (&'static str, fn(&mut Value));
-    let changes: [Change; 41] = [
+    let changes: [Change; 51] = [
         ("eager and graphs differ", |run| run["steps"][1]["graphs"]["main_grad_digest"] = "0".into()),
         ("`equal_bits`", |run| run["equal_bits"] = false.into()),
         ("`memory.arena_bytes`", |run| run["memory"]["arena_bytes"] = 1.into()),
@@ -105,6 +105,18 @@ fn a_saved_run_that_was_changed_is_found() {
         ("`replays` is 99", |run| run["replays"] = 99.into()),
         ("`checker.operations` is 0", |run| run["checker"]["operations"] = 0.into()),
         ("`overlap.sharing_arena`", |run| run["overlap"]["sharing_arena"] = 999_999.into()),
+        ("`domains` is null", |run| run["domains"] = Value::Null),
+        ("`domains` are not", |run| run["domains"][0]["bytes"] = 1.into()),
+        ("`domains` are not", |run| run["domains"][0]["window"] = true.into()),
+        ("`roles` is null", |run| run["roles"] = Value::Null),
+        ("`roles` are not", |run| run["roles"]["wgrad_input"]["requests"] = 1.into()),
+        ("`reduce_scatter` is not", |run| run["reduce_scatter"]["dense"] = "one_shot".into()),
+        ("`reduce_scatter` is not", |run| run["reduce_scatter"]["expert"] = "ring".into()),
+        ("`grad_ready`: 7 times eagerly", |run| run["grad_ready"]["eager"] = 7.into()),
+        ("`grad_ready.eager` must be null", |run| run["grad_ready"]["eager"] = Value::Null),
+        ("`grad_ready` is 0", |run| {
+            run["grad_ready"] = serde_json::json!({ "eager": 0, "graphs": 0 });
+        }),
         ("the run's own checker", |run| run["checker"]["violations"] = 3.into()),
     ];
     for (finding, change) in changes {

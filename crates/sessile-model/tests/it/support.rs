@@ -23,7 +23,7 @@ pub(crate) fn tiny() -> TrainConfig {
         hidden: 24,
         ffn: 40,
         heads: 2,
-        seq: 8,
+        seq: vec![8],
         batch: 1,
         steps: 4,
         ..TrainConfig::default()

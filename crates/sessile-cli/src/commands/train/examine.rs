@@ -9,7 +9,7 @@ use crate::{
     failure::Failure,
     run::{
         ArenaBytes, Checked, Execution, Generations, Memory, Options, OverlapPairs, Run, SCHEMA, Step,
-        VERSION,
+        VERSION, domains, roles,
     },
 };
 
@@ -25,14 +25,14 @@ pub(super) struct Examined {
 }
 
 impl Examined {
-    /// Whether no bit differs and nothing was found.
+    /// Whether no bit differs, gradients became ready equally often, and nothing was found.
     pub(super) fn good(&self) -> bool {
         let equal = match self.run.config.train.mode {
             Mode::Both => self.run.equal_bits == Some(true),
             Mode::Eager | Mode::Graphs => self.run.equal_bits != Some(false),
         };
         let violations = self.run.checker.as_ref().map_or(0, |checker| checker.violations);
-        equal && violations == 0 && self.faults.is_empty()
+        equal && self.run.grad_ready.equal() != Some(false) && violations == 0 && self.faults.is_empty()
     }
 }
 
@@ -48,6 +48,10 @@ pub(super) fn examine(outcome: &TrainOutcome, config: Options) -> Result<Examine
         steps,
         equal_bits,
         memory: None,
+        domains: None,
+        roles: None,
+        reduce_scatter: outcome.kinds.into(),
+        grad_ready: outcome.grad_ready,
         fences: None,
         replays: None,
         order_deviations: None,
@@ -72,6 +76,8 @@ fn fill(run: &mut Run, graphs: &GraphsOutcome, report: &Report) -> Result<(), Fa
     let spans: Vec<_> = graphs.spans.iter().map(Vec::as_slice).collect();
     let Overlap { cross_runner_pairs, sharing_arena } = overlap(&graphs.log, &spans);
     run.memory = Some(memory(graphs));
+    run.domains = Some(domains(&graphs.plan));
+    run.roles = Some(roles(&graphs.trace));
     run.fences = Some(graphs.plan.fences.len() as u64);
     run.replays = Some(graphs.replays);
     run.order_deviations = Some(graphs.order_deviations);

@@ -29,8 +29,8 @@ pub(super) fn run(args: &TrainArgs) -> Result<Verdict, Failure> {
     config.check().map_err(|error| Failure::Input(error.to_string()))?;
     only_with_graphs(args, &config)?;
     let data = match &args.files.data {
-        Some(path) => input::data(path, config.seq)?,
-        None => text::built_in(config.seq)?,
+        Some(path) => input::data(path, config.longest(), config.window() + 1)?,
+        None => text::built_in(config.longest(), config.window() + 1)?,
     };
     let files = Files::prepare(args)?;
     size::check(&config)?;

@@ -17,6 +17,8 @@ pub(super) fn print(examined: &Examined, quiet: bool) -> Result<(), Failure> {
     let mut lines = Lines::new(quiet);
     lines.line(steps(run))?;
     lines.line("")?;
+    lines.line(reduce_scatter(run))?;
+    lines.line("")?;
     if let Some(memory) = &run.memory {
         lines.line(bytes(memory))?;
         lines.line("")?;
@@ -48,6 +50,12 @@ fn steps(run: &Run) -> String {
     let steps = run.steps.iter().enumerate().filter(|(at, step)| shown(*at as u64, step));
     let rows = steps.map(|(_, step)| row(step)).collect();
     table(&["step", "eager loss", "graphs loss", "bits"], 0, rows)
+}
+
+fn reduce_scatter(run: &Run) -> String {
+    let kinds = &run.reduce_scatter;
+    let expert = kinds.expert.as_ref().map(|kind| format!(", of experts {kind}")).unwrap_or_default();
+    format!("reduce-scatter {}{expert} ({})", kinds.dense, kinds.why)
 }
 
 fn loss(execution: Option<&Execution>) -> String {
@@ -86,6 +94,9 @@ fn numbers(run: &Run, memory: &Memory) -> String {
             rows.push(vec![name.to_owned(), count(number)]);
         }
     };
+    for (name, role) in run.roles.iter().flatten() {
+        add(&format!("requests of {name}"), Some(role.requests));
+    }
     add("requests", Some(memory.requests));
     add("runners", Some(memory.runners));
     add("fences", run.fences);
@@ -93,6 +104,8 @@ fn numbers(run: &Run, memory: &Memory) -> String {
     add("launches out of order", run.order_deviations);
     add("overlapping pairs", run.overlap.as_ref().map(|pairs| pairs.cross_runner_pairs));
     add("of them in one arena", run.overlap.as_ref().map(|pairs| pairs.sharing_arena));
+    add("gradients ready, eager", run.grad_ready.eager);
+    add("gradients ready, graphs", run.grad_ready.graphs);
     add("operations checked", run.checker.as_ref().map(|checker| checker.operations));
     add("violations", run.checker.as_ref().map(|checker| checker.violations));
     table(&["run", "number"], 1, rows)
@@ -111,6 +124,9 @@ fn verdict(run: &Run, good: bool) -> String {
     let replayed = run.steps.iter().filter(|step| step.step > 1 && step.graphs.is_some()).count() as u64;
     if run.replays.is_some() {
         parts.push(some(replayed, "replayed step"));
+    }
+    if run.grad_ready.equal() == Some(false) {
+        parts.push("gradients did not become ready equally often".to_owned());
     }
     parts.extend(violations.map(|violations| some(violations, "violation")));
     format!("{}: {}", if good { "good" } else { "BAD" }, parts.join(", "))

@@ -2,7 +2,10 @@
 
 use std::fs;
 
-use sessile_model::config::{Mode, TrainConfig, VOCAB};
+use sessile_model::{
+    ReduceScatter, Repeat, Wanted,
+    config::{Mode, TrainConfig, VOCAB},
+};
 
 use crate::failure::Failure;
 
@@ -36,13 +39,22 @@ fn fits(config: &TrainConfig, available: u128) -> Result<(), Failure> {
 }
 
 /// The executions are made one after the other, so one's memory is all that is needed at once.
-fn needs(config: &TrainConfig) -> [Need; 3] {
-    let TrainConfig { layers, hidden, ffn, ranks, gtp, batch, seq, steps, .. } = config;
+fn needs(config: &TrainConfig) -> [Need; 4] {
+    let TrainConfig { layers, hidden, ffn, ranks, gtp, batch, steps, experts, .. } = config;
+    let seq = config.longest();
+    let parameters = Parameters::of(config);
+    let widths = format!("--layers {layers}, --hidden {hidden}, --ffn {ffn}");
+    let widths = if *experts > 0 { format!("{widths}, --experts {experts}") } else { widths };
     [
         (
             "weights and optimizer state",
-            state_bytes(config),
-            format!("--layers {layers}, --hidden {hidden}, --ffn {ffn} or --ranks {ranks} (--gtp {gtp})"),
+            parameters.state_bytes(config),
+            format!("{widths} or --ranks {ranks} (--gtp {gtp})"),
+        ),
+        (
+            "buffers of collectives",
+            parameters.buffer_bytes(config),
+            format!("--hidden {hidden}, --ffn {ffn} or --ranks {ranks}"),
         ),
         (
             "activations and logits",
@@ -60,30 +72,85 @@ fn needs(config: &TrainConfig) -> [Need; 3] {
     ]
 }
 
-fn state_bytes(config: &TrainConfig) -> u128 {
-    let (hidden, ffn) = (u128::from(config.hidden), u128::from(config.ffn));
-    let layer = 4 * hidden * hidden + 2 * hidden * ffn;
-    let parameters = u128::from(config.layers) * layer + 2 * u128::from(VOCAB) * hidden;
-    parameters * u128::from(config.ranks / config.gtp.max(1)) * BYTES_PER_PARAMETER
+/// Layers with a mixture of experts.
+fn moe_layers(config: &TrainConfig) -> u128 {
+    (0..config.layers).filter(|&layer| config.is_moe(layer)).count() as u128
+}
+
+/// Numbers of parameters of the whole model.
+struct Parameters {
+    dense: u128,
+    experts: u128,
+    /// Of them used more than once by a backward.
+    repeated: u128,
+    /// Of the largest weight, all its experts together.
+    largest: u128,
+}
+
+impl Parameters {
+    fn of(config: &TrainConfig) -> Parameters {
+        let (hidden, ffn) = (u128::from(config.hidden), u128::from(config.ffn));
+        let (layers, moe) = (u128::from(config.layers), moe_layers(config));
+        let experts = u128::from(config.experts);
+        let (attention, mlp, table) = (4 * hidden * hidden, 2 * hidden * ffn, u128::from(VOCAB) * hidden);
+        let (mtp, uses) = (u128::from(config.mtp.min(1)), u128::from(config.mtp.min(2)));
+        Parameters {
+            dense: (layers + mtp) * attention
+                + (layers - moe + mtp) * mlp
+                + moe * experts * hidden
+                + 2 * table,
+            experts: moe * experts * mlp,
+            repeated: mtp * table + (uses / 2) * (attention + mlp),
+            largest: (3 * hidden * hidden).max(table).max(hidden * ffn * if moe > 0 { experts } else { 1 }),
+        }
+    }
+
+    /// Masters, moments and gradients of all ranks, and local sums of repeated weights.
+    fn state_bytes(&self, config: &TrainConfig) -> u128 {
+        let replicas = |group: u32| u128::from(config.ranks / group.max(1));
+        let held =
+            self.dense * replicas(config.gtp) + self.experts * replicas(config.egtp.unwrap_or(config.gtp));
+        let sums = match config.repeat {
+            Repeat::ReduceOnce => 4 * self.repeated * u128::from(config.ranks),
+            Repeat::Distinct | Repeat::Drain => 0,
+        };
+        held * BYTES_PER_PARAMETER + sums
+    }
+
+    /// What one weight needs at least: gathered in BF16, its gradient on the wire, and what an all-to-all brings.
+    fn buffer_bytes(&self, config: &TrainConfig) -> u128 {
+        let wire = u128::from(config.wgrad_dtype.size());
+        let kinds = [config.reduce_scatter, config.expert_reduce_scatter.unwrap_or(config.reduce_scatter)];
+        let scratch = if kinds.contains(&Wanted::Exactly(ReduceScatter::Fp32A2a)) { wire } else { 0 };
+        // Eager pools stay when graphs have arenas.
+        let executions = if config.mode == Mode::Eager { 1 } else { 2 };
+        executions * self.largest * (2 + wire + scratch) * u128::from(config.ranks)
+    }
 }
 
 fn activation_bytes(config: &TrainConfig) -> u128 {
-    let (hidden, ffn) = (u128::from(config.hidden), u128::from(config.ffn));
-    // Of each layer, for a token: two FP32 residuals, two norms, queries, keys, values and their result, both sides
-    // of the MLP's activation.
-    let layer = 8 * hidden + 4 * hidden + 8 * hidden + 4 * ffn;
-    // Scratch, FP32 logits and BF16 gradients of them.
-    let rest = 14 * hidden + 4 * ffn.max(3 * hidden) + 6 * u128::from(VOCAB);
-    let tokens = u128::from(config.seq) * u128::from(config.batch);
+    let (hidden, ffn, experts) =
+        (u128::from(config.hidden), u128::from(config.ffn), u128::from(config.experts));
+    let (moe, mtp) = (moe_layers(config), u128::from(config.mtp));
+    let layers = u128::from(config.layers) + mtp;
+    // Of each layer, for a token: two FP32 residuals, two norms, queries, keys, values and their result.
+    let layer = 8 * hidden + 4 * hidden + 8 * hidden;
+    // Both sides of the MLP's activation; with experts each has its own, and what it gives.
+    let mlps = (layers - moe) * 4 * ffn + moe * experts * (4 * ffn + 2 * hidden + 8);
+    let moe_scratch = if moe > 0 { experts * (4 * ffn + 2 * hidden + 6) + 4 * hidden } else { 0 };
+    // Scratch, FP32 logits; of each prediction its norm and the BF16 gradient of its logits.
+    let rest = 8 * hidden + 4 * ffn.max(3 * hidden) + 4 * u128::from(VOCAB) + moe_scratch;
+    let predictions = (1 + mtp) * (6 * hidden + 2 * u128::from(VOCAB));
+    let tokens = u128::from(config.longest()) * u128::from(config.batch);
     let slots = u128::from(config.ranks) * u128::from(config.microbatches_in_flight);
-    tokens * slots * (u128::from(config.layers) * layer + rest)
+    tokens * slots * (layers * layer + mlps + rest + predictions)
 }
 
 fn log_bytes(config: &TrainConfig) -> u128 {
     if config.mode == Mode::Eager {
         return 0;
     }
-    let layers = u128::from(config.layers) * u128::from(config.microbatches) + 1;
+    let layers = u128::from(config.layers + config.mtp) * u128::from(config.microbatches) + 1;
     let bytes = if config.ranks == 1 { LOG_BYTES_PER_LAYER_ALONE } else { LOG_BYTES_PER_LAYER };
     u128::from(config.steps) * u128::from(config.ranks) * layers * bytes
 }
@@ -107,10 +174,22 @@ mod tests {
         assert!(fits(&default()).is_ok());
         let cases = [
             (TrainConfig { layers: 256, hidden: 8192, ffn: 65536, ..default() }, "lower --layers 256"),
-            (TrainConfig { seq: 8192, batch: 64, ..default() }, "lower --batch 64"),
+            (TrainConfig { seq: vec![8192], batch: 64, ..default() }, "lower --batch 64"),
             (
-                TrainConfig { seq: 8192, microbatches: 16, microbatches_in_flight: 16, ..default() },
+                TrainConfig { seq: vec![8192], microbatches: 16, microbatches_in_flight: 16, ..default() },
                 "--microbatches-in-flight 16",
+            ),
+            (TrainConfig { experts: 128, ffn: 4096, hidden: 1024, ..default() }, "--experts 128"),
+            (
+                TrainConfig {
+                    mtp: 2,
+                    repeat: Repeat::ReduceOnce,
+                    hidden: 8192,
+                    ranks: 64,
+                    gtp: 64,
+                    ..default()
+                },
+                "--hidden 8192",
             ),
             (TrainConfig { steps: 1_000_000, ..default() }, "lower --steps 1000000"),
         ];
