@@ -88,7 +88,7 @@ pub(crate) struct CompareArgs {
     pub(crate) traces: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) common: Common,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Plan")]
     pub(crate) groups: GroupDepths,
 }
 

@@ -284,6 +284,12 @@ impl Outcome {
             self.findings.push("`plan.options` are not those of `config`".to_owned());
         }
         let Ok(plan) = plan(trace, &options) else { return };
+        if run.domains.as_ref().is_some_and(|says| *says != run::domains(&plan)) {
+            self.findings.push("`domains` are not those of the plan".to_owned());
+        }
+        if run.roles.as_ref().is_some_and(|says| *says != run::roles(trace)) {
+            self.findings.push("`roles` are not those of the trace".to_owned());
+        }
         let mut same = |what: &str, says: Option<u64>, is: Option<u64>| {
             if says != is {
                 self.findings.push(format!("`{what}` is {}, but must be {}", or_null(says), or_null(is)));
