@@ -76,6 +76,11 @@ pub struct Weight<D: Device> {
 }
 
 impl<D: Device> Weight<D> {
+    /// This rank's accumulated gradients, one a matrix.
+    pub fn main_grads(&self) -> impl Iterator<Item = &View<D::Memory>> {
+        self.parts.iter().map(|part| &part.main_grad)
+    }
+
     /// Whether uses are added up locally and reduced at the end of the step.
     pub(crate) fn reduces_once(&self) -> bool {
         self.uses > 1 && self.repeat == Repeat::ReduceOnce

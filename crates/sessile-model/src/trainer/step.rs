@@ -164,9 +164,8 @@ impl<D: Device> Trainer<'_, D> {
     }
 
     fn main_grads(&self) -> impl Iterator<Item = &View<D::Memory>> {
-        let weights = self.gtp.weights().iter().flat_map(|weight| &weight.parts);
-        let norms = self.norms.iter().map(|norm| &norm.main_grad);
-        weights.map(|part| &part.main_grad).chain(norms)
+        let weights = self.gtp.weights().iter().flat_map(sessile_gtp::Weight::main_grads);
+        weights.chain(self.norms.iter().map(|norm| &norm.main_grad))
     }
 
     fn read_result(&mut self) -> Result<StepResult, RuntimeError> {
