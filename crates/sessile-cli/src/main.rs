@@ -8,6 +8,7 @@ mod args;
 mod commands;
 mod failure;
 mod input;
+mod museum;
 mod output;
 mod run;
 mod special;

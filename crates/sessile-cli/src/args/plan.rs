@@ -96,8 +96,11 @@ pub(crate) struct CompareArgs {
 #[derive(Args, Debug)]
 pub(crate) struct CheckArgs {
     /// A trace, a saved run (`train --json`) or an event log (`train --log-out`)
-    #[arg(value_name = "TRACE-OR-RUN")]
-    pub(crate) file: PathBuf,
+    #[arg(value_name = "TRACE-OR-RUN", required_unless_present = "self_test")]
+    pub(crate) file: Option<PathBuf>,
+    /// Show every known fault in small, without sessile's rule and with it
+    #[arg(long, conflicts_with = "file")]
+    pub(crate) self_test: bool,
     #[command(flatten)]
     pub(crate) common: Common,
     #[command(flatten)]

@@ -46,7 +46,9 @@ struct Outcome {
 
 /// Checks a document of one of three kinds.
 pub(super) fn run(args: &CheckArgs) -> Result<Verdict, Failure> {
-    let path = args.file.as_path();
+    let Some(path) = args.file.as_deref() else {
+        return Err(Failure::Input(format!("nothing to check: name {EXPECTED}, or use --self-test")));
+    };
     let [json_out] = output::prepare([("--json", args.common.json.as_deref())], &[path])?;
     let bytes = input::document(path, EXPECTED)?;
     let schema = input::schema(&bytes).map_err(|error| {
@@ -54,7 +56,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<Verdict, Failure> {
         input::about(path, format_args!("no field `schema` could be read ({text}): give {EXPECTED}"))
     })?;
     let outcome = match schema.as_str() {
-        Trace::SCHEMA => of_trace(args, &bytes)?,
+        Trace::SCHEMA => of_trace(path, args, &bytes)?,
         run::SCHEMA => of_run(path, &bytes)?,
         log::Log::SCHEMA => of_log(path, &bytes)?,
         other => {
@@ -85,8 +87,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<Verdict, Failure> {
 }
 
 /// Plans the trace and validates the plan.
-fn of_trace(args: &CheckArgs, bytes: &[u8]) -> Result<Outcome, Failure> {
-    let path = args.file.as_path();
+fn of_trace(path: &Path, args: &CheckArgs, bytes: &[u8]) -> Result<Outcome, Failure> {
     let trace = read_trace(bytes).map_err(|error| input::about(path, error))?;
     let plan = plan(&trace, &args.choices.options()).map_err(|error| input::about(path, error))?;
     let mut outcome =

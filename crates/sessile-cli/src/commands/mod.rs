@@ -4,6 +4,7 @@ mod check;
 mod compare;
 mod findings;
 mod plan;
+mod self_test;
 mod train;
 
 use serde::Serialize;
@@ -22,6 +23,7 @@ pub(crate) fn run(program: Program) -> Result<Verdict, Failure> {
         Command::Train(args) => train::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Check(args) if args.self_test => self_test::run(&args),
         Command::Check(args) => check::run(&args),
     }
 }

@@ -1,0 +1,67 @@
+//! `sessile check --self-test`: every known fault, without sessile's rule and with it.
+
+use serde::Serialize;
+
+use super::json;
+use crate::{
+    args::CheckArgs,
+    failure::{Failure, Verdict},
+    museum::{self, Row},
+    output,
+    ui::{Lines, Progress, some, table},
+};
+
+/// What `--json` writes.
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    version: u32,
+    good: bool,
+    rows: &'a [Row],
+}
+
+/// Shows all exhibits.
+pub(super) fn run(args: &CheckArgs) -> Result<Verdict, Failure> {
+    let [json_out] = output::prepare([("--json", args.common.json.as_deref())], &[])?;
+    let exhibits = museum::exhibits();
+    let progress = Progress::new(args.common.quiet, exhibits.len() as u64);
+    progress.phase("self-test");
+    let rows = silently(|| {
+        let mut rows = Vec::new();
+        for (number, exhibit) in (1_u64..).zip(&exhibits) {
+            rows.push(exhibit.show());
+            progress.step("self-test", number, exhibit.id.to_owned());
+        }
+        rows
+    });
+    progress.end();
+    let failed = rows.iter().filter(|row| !row.ok).count() as u64;
+    let mut lines = Lines::new(args.common.quiet);
+    let text = |row: &Row| {
+        let ok = if row.ok { "ok" } else { "NOT AS EXPECTED" };
+        vec![row.id.to_owned(), row.without.clone(), row.with.clone(), ok.to_owned()]
+    };
+    lines.line(table(&["fault", "without the rule", "with it", ""], 4, rows.iter().map(text).collect()))?;
+    if failed == 0 {
+        lines.line(format_args!(
+            "good: {}, each shown and each prevented or detected",
+            some(rows.len() as u64, "fault")
+        ))?;
+    } else {
+        lines.line(format_args!("BAD: {} not as expected", some(failed, "fault")))?;
+    }
+    if let Some(file) = json_out {
+        let document = Document { schema: "sessile.self-test", version: 1, good: failed == 0, rows: &rows };
+        output::write_all(vec![(file, json(&document)?)])?;
+    }
+    Ok(Verdict::from_good(failed == 0))
+}
+
+/// Exhibits panic on purpose; what a panic says belongs into their rows.
+fn silently<T>(body: impl FnOnce() -> T) -> T {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let value = body();
+    std::panic::set_hook(hook);
+    value
+}
