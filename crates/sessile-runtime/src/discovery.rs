@@ -74,6 +74,9 @@ impl Pass {
 pub(crate) struct Discovery {
     runners: Vec<Runner>,
     by_name: BTreeMap<String, usize>,
+    /// Alternative steps before the current one.
+    done: Vec<Vec<u32>>,
+    /// Launches of the current one.
     launches: Vec<u32>,
     requests: u32,
 }
@@ -152,6 +155,13 @@ impl Discovery {
         Ok(())
     }
 
+    /// Ends the current step; what comes next is an alternative to it. Nothing if it has no launch yet.
+    pub(crate) fn next_alternative(&mut self) {
+        if !self.launches.is_empty() {
+            self.done.push(std::mem::take(&mut self.launches));
+        }
+    }
+
     /// The trace of everything discovered so far.
     pub(crate) fn trace(&self, name: &str) -> Trace {
         Trace {
@@ -159,7 +169,7 @@ impl Discovery {
             version: TRACE_VERSION,
             name: name.to_owned(),
             runners: self.runners.clone(),
-            steps: vec![self.launches.clone()],
+            steps: self.done.iter().chain([&self.launches]).cloned().collect(),
         }
     }
 }

@@ -8,6 +8,7 @@
 //! A call in the wrong phase is an error and changes nothing. Outside discovery and capture, requests are served
 //! from eager pools in every phase.
 
+mod cursor;
 mod replay;
 mod scope;
 mod seal;
@@ -17,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use sessile_hal::{Comm, Device, DeviceError, EventScope, Memory, NotedView, View};
 use sessile_plan::{Domain, Fence, Plan, PointKind, RequestId, RequestSpec, Role, Trace};
 
+use cursor::Cursor;
 pub use replay::Order;
 use scope::Scope;
 pub use scope::{HasRuntime, Marker, Slot, capture, discover};
@@ -48,8 +50,7 @@ struct Sealed<D: Device> {
     /// One external event for each request that a fence waits for.
     fence_events: BTreeMap<RequestId, D::Event>,
     runners: Vec<SealedRunner<D>>,
-    /// Position in `trace.steps[0]` of the launch that the sealed order expects next.
-    cursor: usize,
+    cursor: Cursor,
 }
 
 enum Phase<D: Device> {

@@ -3,7 +3,7 @@
 use sessile_hal::Device;
 use sessile_plan::{LaunchOrder, StepCut};
 
-use super::Runtime;
+use super::{Runtime, Sealed, cursor::Place};
 use crate::RuntimeError;
 
 /// Whether a launch was the next one of the sealed order.
@@ -13,6 +13,15 @@ pub enum Order {
     AsSealed,
     /// It was not: all runner streams were joined first.
     Deviated,
+}
+
+impl<D: Device> Sealed<D> {
+    /// The place of a launch of this runner now.
+    fn place(&self, runner: usize) -> Place {
+        let wraps = self.plan.options.step_cut == StepCut::Wrap;
+        let runner = u32::try_from(runner).expect("a trace has fewer than 2^32 runners");
+        self.cursor.place(&self.trace.steps, wraps, runner)
+    }
 }
 
 impl<D: Device> Runtime<D> {
@@ -29,8 +38,7 @@ impl<D: Device> Runtime<D> {
                 remedy: "discover every runner once, then seal",
             });
         };
-        let at = sealed.runner(runner)?;
-        Ok(sealed.trace.steps[0][sealed.cursor] as usize == at)
+        Ok(sealed.place(sealed.runner(runner)?).in_order)
     }
 
     /// Launches a runner's graph. The main stream then waits for its completion point alone: its reduce-scatters run
@@ -41,7 +49,6 @@ impl<D: Device> Runtime<D> {
     /// [`RuntimeError::UnknownRunner`], and those of the device.
     pub fn replay(&mut self, runner: &str) -> Result<Order, RuntimeError> {
         self.idle("replay")?;
-        let in_order = self.in_order(runner)?;
         let sealed = self.sealed_mut("replay")?;
         let at = sealed.runner(runner)?;
         if sealed.runners[at].graph.is_none() {
@@ -51,14 +58,8 @@ impl<D: Device> Runtime<D> {
             let arena = sessile_hal::Memory::label(arena).to_owned();
             return Err(RuntimeError::StaleArena { runner: runner.to_owned(), arena });
         }
-        let launches = &sealed.trace.steps[0];
-        // In order this is the cursor itself; else the runner's next place after it.
-        let position = (0..launches.len())
-            .map(|step| (sealed.cursor + step) % launches.len())
-            .find(|&position| launches[position] as usize == at)
-            .unwrap_or(sealed.cursor);
-        let at_cut = position == 0 && sealed.plan.options.step_cut == StepCut::Barrier;
-        let after = (position + 1) % launches.len();
+        let Place { in_order, begins, after } = sealed.place(at);
+        let at_cut = begins && sealed.plan.options.step_cut == StepCut::Barrier;
         if !in_order || at_cut {
             self.join()?;
         }

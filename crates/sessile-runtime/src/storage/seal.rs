@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use sessile_hal::{Device, EventScope, Note};
 use sessile_plan::{Domain, Fence, Plan, PlanOptions, PointKind, RequestId, Trace, check_trace, plan};
 
-use super::{Phase, Runtime, Scope, Sealed, SealedRunner, external, window_group};
+use super::{Cursor, Phase, Runtime, Scope, Sealed, SealedRunner, external, window_group};
 use crate::{RuntimeError, agree, discovery::Discovery};
 
 impl<D: Device> Runtime<D> {
     /// Agrees with the other ranks on what was discovered, plans it, allocates and registers the arenas.
     /// Collective over the job; blocks the host.
     ///
-    /// The discovery must have covered exactly one step: its launches, in order, become the sealed order.
+    /// The discovery must have covered exactly one step, or one step of each alternative
+    /// ([`Runtime::next_alternative`]): its launches, in order, become the sealed order.
     ///
     /// # Errors
     /// The same on every rank, within the device's deadline: [`RuntimeError::PlanMismatch`],
@@ -81,6 +82,25 @@ impl<D: Device> Runtime<D> {
         agree::share(&self.world, waited.and_then(|()| remap()))?;
         let plan = self.plan().expect("checked above");
         agree::share(&self.world, self.register(plan, &arenas))
+    }
+
+    /// What is discovered from here on is another step, which never runs together with those before it: each step
+    /// replays one of them as a whole (one for each sequence length, say). Alternatives share storage; their need is the
+    /// largest, not the sum.
+    ///
+    /// # Errors
+    /// [`RuntimeError::WrongPhase`] inside a runner or after the seal.
+    pub fn next_alternative(&mut self) -> Result<(), RuntimeError> {
+        self.idle("next_alternative")?;
+        if self.sealed().is_some() {
+            return Err(RuntimeError::WrongPhase {
+                call: "next_alternative",
+                phase: "a plan is sealed",
+                remedy: "discover every alternative before the seal",
+            });
+        }
+        self.discovery.next_alternative();
+        Ok(())
     }
 
     /// Forgets what was discovered so far, as after a discovery that failed half-way.
@@ -206,6 +226,6 @@ impl<D: Device> Runtime<D> {
                 })
             })
             .collect::<Result<Vec<_>, RuntimeError>>()?;
-        Ok(Sealed { trace, plan, arenas, by_name, fence_events, runners, cursor: 0 })
+        Ok(Sealed { trace, plan, arenas, by_name, fence_events, runners, cursor: Cursor::default() })
     }
 }

@@ -290,7 +290,9 @@ fn additions_come_in_the_order_of_the_first_step() {
             rank.launch(graphs[at as usize], 0);
         }
         rank.log.entries.push(Entry::Step { name: "train".into() });
-        graphs.map(|graph| rank.launch(graph, 0));
+        for graph in graphs {
+            rank.launch(graph, 0);
+        }
         vec![rank]
     };
     clean(program([0, 1], "train"));

@@ -277,7 +277,7 @@ fn a_memory_limit_that_one_rank_meets_is_the_same_error_on_all() {
         deadline: Duration::from_secs(10),
         memory_limit: Some(100_000),
         record_spans: false,
-        omit_exit_meeting: false,
+        ..sessile_host::WorldOptions::default()
     });
     let errors = all_failed(limited.run(|device| {
         // Rank 1 has less left than the arena needs.

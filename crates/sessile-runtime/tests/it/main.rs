@@ -2,6 +2,7 @@
 //! when a step of it goes wrong.
 
 mod agreement;
+mod alternatives;
 mod deviations;
 mod drops;
 mod eager_pool;
