@@ -7,4 +7,5 @@ mod help;
 mod plan;
 mod sandbox;
 mod schema;
+mod self_test;
 mod train;
