@@ -8,6 +8,7 @@ use crate::context::RawStream;
 use crate::kernel::{Argument, Extent, Modules};
 use crate::memory::CudaMemory;
 use crate::nccl::RawComm;
+use crate::oneshot;
 
 /// Checks dtypes, sizes, overlap and registration of a batch.
 pub(crate) fn check(
@@ -130,8 +131,9 @@ impl Work<'_> {
         if comm.ranks.len() == 1 {
             return transfers.iter().try_for_each(|transfer| self.alone(kind, transfer));
         }
-        if let Collective::ReduceScatterAccumulate { .. } = kind {
-            return Err(comm.unreachable(kind));
+        if let Collective::ReduceScatterAccumulate { scale } = kind {
+            let signals = comm.signals.as_ref().ok_or_else(|| comm.unreachable(kind))?;
+            return oneshot::run(self.modules, self.stream, comm, signals, scale, transfers);
         }
         let nccl = comm.nccl.as_ref().ok_or_else(|| comm.unreachable(kind))?;
         if kind == Collective::AllReduce {

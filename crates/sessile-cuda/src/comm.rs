@@ -1,6 +1,7 @@
 //! Communicators.
 
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use crate::context::RawEvent;
 use crate::core::Handle;
 use crate::link::Answer;
 use crate::nccl::RawComm;
+use crate::oneshot::Signals;
 
 /// A communicator of the CUDA device. A handle: clones share it, and graphs hold clones.
 #[derive(Clone)]
@@ -27,10 +29,14 @@ pub(crate) struct CommCell {
     pub(crate) nccl: Option<Arc<RawComm>>,
     /// Whether all members run on one machine, so that they can map each other's memory.
     pub(crate) near: bool,
+    /// For own kernels; absent where members can't map each other's memory.
+    pub(crate) signals: Option<Signals>,
     /// Recorded after each collective and waited for by the next, so that they run in order on whatever streams.
     pub(crate) tail: Option<RawEvent>,
     /// Recorded between a producer and a symmetric kernel, where NCCL needs something else than a kernel there.
     pub(crate) gate: Option<RawEvent>,
+    /// Whether a call of NCCL goes on, which may wait for peers.
+    pub(crate) in_call: AtomicBool,
     /// Why it is of no use any more.
     failed: Mutex<Option<DeviceError>>,
     /// Since when a member that has left is waited for.
@@ -45,12 +51,13 @@ pub(crate) struct Made {
     pub(crate) member: u32,
     pub(crate) nccl: Option<Arc<RawComm>>,
     pub(crate) near: bool,
+    pub(crate) signals: Option<Signals>,
 }
 
 impl CommCell {
     pub(crate) fn new(handle: &Arc<Handle>, made: Made) -> Result<Self, DeviceError> {
         let context = &handle.core.context;
-        let Made { id, name, ranks, member, nccl, near } = made;
+        let Made { id, name, ranks, member, nccl, near, signals } = made;
         Ok(CommCell {
             handle: handle.clone(),
             id,
@@ -59,8 +66,10 @@ impl CommCell {
             member,
             nccl,
             near,
+            signals,
             tail: Some(RawEvent::new(context)?),
             gate: Some(RawEvent::new(context)?),
+            in_call: AtomicBool::new(false),
             failed: Mutex::new(None),
             waits_for_left: Mutex::new(None),
         })
@@ -72,7 +81,7 @@ impl CommCell {
             kernel: kind.name(),
             group: self.name.clone(),
             why: if matches!(kind, Collective::ReduceScatterAccumulate { .. }) {
-                "its kernel is not there yet"
+                "its members must run on one machine, on GPUs that can map each other's memory, at most 16 of them"
             } else {
                 "NCCL needs a GPU of its own for each rank: start no more ranks than GPUs"
             },
@@ -95,6 +104,9 @@ impl CommCell {
         }
         *failed = Some(error);
         drop(failed);
+        if let Some(signals) = &self.signals {
+            signals.words.set(3, 1);
+        }
         if let Some(nccl) = self.nccl.clone() {
             // NCCL returns only when the graphs that hold its kernels are gone, but ends the kernels at once.
             let _ = std::thread::Builder::new().name("sessile-abort".to_owned()).spawn(move || nccl.abort());
@@ -148,7 +160,7 @@ impl Drop for CommCell {
         let graveyard = &self.handle.core.graveyard;
         graveyard.bury(Box::new(self.nccl.take()));
         // After the work that records them.
-        graveyard.bury(Box::new((self.tail.take(), self.gate.take())));
+        graveyard.bury(Box::new((self.tail.take(), self.gate.take(), self.signals.take())));
     }
 }
 

@@ -14,6 +14,7 @@ use crate::device::DeviceOptions;
 use crate::graveyard::Graveyard;
 use crate::kernel::{Modules, Products};
 use crate::link::Link;
+use crate::nccl::RawComm;
 use crate::physical::{HostWords, Pool};
 use crate::spans::Spans;
 use crate::stream::StreamCell;
@@ -33,6 +34,8 @@ pub(crate) struct Core {
     pub(crate) graveyard: Graveyard,
     pub(crate) state: Mutex<State>,
     untold: Mutex<Vec<DeviceError>>,
+    /// Apart from the state, whose lock a call of NCCL may hold while it waits for a peer.
+    registry: Mutex<Registry>,
     launches: AtomicU64,
     pub(crate) context: Arc<Context>,
 }
@@ -48,9 +51,16 @@ pub(crate) struct State {
     pub(crate) capture: Option<Capture>,
     /// Streams that exist or wait in the graveyard.
     raw_streams: Vec<Weak<RawStream>>,
-    comms: Vec<Weak<CommCell>>,
     /// What eager launches on a stream use for intermediate results: address and bytes, by stream.
     pub(crate) scratch: HashMap<u32, (crate::physical::Block, u64)>,
+}
+
+/// Communicators.
+#[derive(Default)]
+struct Registry {
+    comms: Vec<Weak<CommCell>>,
+    /// NCCL's part of those that exist or wait in the graveyard.
+    raw: Vec<Weak<RawComm>>,
 }
 
 impl State {
@@ -78,7 +88,7 @@ impl Core {
     pub(crate) fn new(parts: Parts) -> Result<Arc<Self>, DeviceError> {
         let Parts { rank, world, options, context, link } = parts;
         let pool = Pool::new(&context)?;
-        Ok(Arc::new(Core {
+        let core = Arc::new(Core {
             rank,
             world,
             modules: Modules::load(&context)?,
@@ -90,10 +100,36 @@ impl Core {
             graveyard: Graveyard::default(),
             state: Mutex::new(State::default()),
             untold: Mutex::new(Vec::new()),
+            registry: Mutex::default(),
             launches: AtomicU64::new(0),
             options,
             context,
-        }))
+        });
+        if world > 1 {
+            core.watch()?;
+        }
+        Ok(core)
+    }
+
+    /// Looks for news on a thread of its own: the rank's own thread may be inside a call of NCCL that waits for a peer
+    /// which has gone, and only giving the communicator up brings it back.
+    fn watch(self: &Arc<Self>) -> Result<(), DeviceError> {
+        let core = Arc::downgrade(self);
+        let watch = move || {
+            while let Some(core) = core.upgrade() {
+                if let Ok(_entered) = core.context.enter() {
+                    core.news();
+                }
+                drop(core);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        };
+        let spawned = std::thread::Builder::new().name("sessile-watch".to_owned()).spawn(watch);
+        spawned.map(drop).map_err(|error| DeviceError::Rendezvous {
+            rank: self.rank,
+            address: "a thread of its own".to_owned(),
+            why: error.to_string(),
+        })
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -106,10 +142,16 @@ impl Core {
         state.raw_streams.push(Arc::downgrade(stream));
     }
 
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn add_comm(&self, comm: &Arc<CommCell>) {
-        let mut state = self.state();
-        state.comms.retain(|comm| comm.strong_count() > 0);
-        state.comms.push(Arc::downgrade(comm));
+        let mut registry = self.registry();
+        registry.comms.retain(|comm| comm.strong_count() > 0);
+        registry.comms.push(Arc::downgrade(comm));
+        registry.raw.retain(|comm| comm.strong_count() > 0);
+        registry.raw.extend(comm.nccl.as_ref().map(Arc::downgrade));
     }
 
     /// Destroys what was dropped and is no longer in use; does nothing during a capture.
@@ -189,13 +231,13 @@ impl Core {
         let mut given_up: Option<Instant> = None;
         loop {
             if end.is_done()? {
-                self.news()?;
+                self.news();
                 return Ok(());
             }
             let now = Instant::now();
             if now - news >= Duration::from_millis(2) {
                 news = now;
-                self.news()?;
+                self.news();
             }
             let failed = !self.untold.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
             if failed && given_up.is_none() {
@@ -233,16 +275,30 @@ impl Core {
     }
 
     pub(crate) fn comms(&self) -> Vec<Arc<CommCell>> {
-        self.state().comms.iter().filter_map(Weak::upgrade).collect()
+        self.registry().comms.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Looks at what happened to peers and communicators.
-    fn news(&self) -> Result<(), DeviceError> {
+    fn news(&self) {
         for comm in self.comms() {
             if comm.usable().is_err() {
                 continue;
             }
-            let error = if let Some(by) = self.link.aborted(comm.id) {
+            let late = comm.signals.as_ref().and_then(|signals| signals.gave_up());
+            let error = if let Some((member, round, reading)) = late {
+                let what = format!(
+                    "round {round} of the one-shot reduce-scatters of group `{}`, which it has not {}",
+                    comm.name,
+                    if reading { "read" } else { "written" }
+                );
+                let missing = comm.ranks.get(member as usize).copied().unwrap_or(u32::MAX);
+                Some(DeviceError::PeerTimeout {
+                    rank: self.rank,
+                    missing,
+                    what,
+                    after: self.options.deadline,
+                })
+            } else if let Some(by) = self.link.aborted(comm.id) {
                 Some(comm.aborted_by(by))
             } else if let Some(peer) = self.link.lost(&comm.ranks)
                 && !comm.is_idle()
@@ -262,7 +318,6 @@ impl Core {
                 self.tell_later(error);
             }
         }
-        Ok(())
     }
 
     fn lost(&self, comm: &CommCell, peer: u32) -> DeviceError {
@@ -275,9 +330,10 @@ impl Core {
 }
 
 impl CommCell {
-    /// Whether all collectives enqueued so far have ended.
+    /// Whether all collectives enqueued so far have ended, and no call of NCCL goes on.
     pub(crate) fn is_idle(&self) -> bool {
-        self.tail.as_ref().is_none_or(|tail| tail.is_done().unwrap_or(true))
+        !self.in_call.load(Ordering::SeqCst)
+            && self.tail.as_ref().is_none_or(|tail| tail.is_done().unwrap_or(true))
     }
 
     /// Whether a member that has left has been waited for so long that it will not come.
@@ -302,6 +358,11 @@ impl Drop for Handle {
         // so that peers learn of the loss.
         let panics = std::thread::panicking();
         let within = if panics { Duration::from_secs(2) } else { core.options.deadline };
+        if panics {
+            let comms: Vec<_> = core.registry().raw.iter().filter_map(Weak::upgrade).collect();
+            let abort = move || comms.iter().for_each(|comm| comm.abort());
+            let _ = crate::nccl::within(Duration::from_secs(5), || false, abort);
+        }
         if !core.reap_all(within) {
             core.graveyard.abandon();
         }

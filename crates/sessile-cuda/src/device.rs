@@ -1,7 +1,7 @@
 //! The device of one rank.
 
 use std::fmt;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -330,7 +330,8 @@ impl Device for CudaDevice {
         collective::check(kind, transfers, &comm.0)?;
         let gated =
             kind == Collective::SymmetricReduceScatter && comm.size() > 1 && needs_gate(nccl::version()?);
-        self.push(stream, NodeKind::Collective, |enqueue| {
+        comm.0.in_call.store(true, Ordering::SeqCst);
+        let pushed = self.push(stream, NodeKind::Collective, |enqueue| {
             enqueue.after_last(comm)?;
             if let Some(gate) = comm.0.gate.as_ref().filter(|_| gated) {
                 let how = if enqueue.captures { As::Node } else { As::Plain };
@@ -342,7 +343,13 @@ impl Device for CudaDevice {
             enqueue.ends(comm)?;
             enqueue.keep((comm.clone(), transfers.to_vec()));
             Ok(())
-        })
+        });
+        comm.0.in_call.store(false, Ordering::SeqCst);
+        // What NCCL says of a communicator that was given up while it waited is not the cause.
+        if pushed.is_err() {
+            comm.0.usable()?;
+        }
+        pushed
     }
 
     fn record(&self, stream: &CudaStream, event: &CudaEvent) -> Result<Ticket, DeviceError> {

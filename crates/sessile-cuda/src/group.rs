@@ -4,19 +4,30 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use sessile_hal::{DeviceError, Memory};
+use sessile_plan::DType;
 
 use crate::comm::{CommCell, Made, exchange};
+use crate::context::{Context, Priority, RawStream};
 use crate::device::CudaDevice;
+use crate::handover::Handover;
 use crate::memory::{Backing, CudaMemory, Window};
 use crate::nccl::{self, RawComm, within};
-use crate::physical::Mapping;
+use crate::oneshot::{MOST_RANKS, PAD, Signals};
+use crate::physical::{HostWords, Mapping, Pool};
 
 impl CudaDevice {
     /// The members' places, by group order, and what NCCL is there.
     pub(crate) fn meet(&self, id: u64, name: &str, ranks: &[u32], member: u32) -> Result<Made, DeviceError> {
         let core = self.core();
-        let mut made =
-            Made { id, name: name.to_owned(), ranks: ranks.to_vec(), member, nccl: None, near: true };
+        let mut made = Made {
+            id,
+            name: name.to_owned(),
+            ranks: ranks.to_vec(),
+            member,
+            nccl: None,
+            near: true,
+            signals: None,
+        };
         if ranks.len() == 1 {
             return Ok(made);
         }
@@ -25,13 +36,58 @@ impl CudaDevice {
         let place = [&gpu.uuid[..], &[u8::from(gpu.shareable)], machine.trim().as_bytes()].concat();
         let places = exchange(core, id, name, &place)?;
         let mut gpus: Vec<_> = places.iter().map(|place| place.get(..16)).collect();
+        let share =
+            gpus.iter().map(|gpu| gpus.iter().filter(|other| *other == gpu).count()).max().unwrap_or(1);
         gpus.sort();
         gpus.dedup();
         made.near = places.iter().all(|other| other.get(16..) == place.get(16..)) && gpu.shareable;
         if gpus.len() == ranks.len() {
             made.nccl = Some(Arc::new(self.init_nccl(&made)?));
         }
+        if made.near && ranks.len() <= MOST_RANKS {
+            made.signals = self.make_signals(&made, u32::try_from(share).unwrap_or(u32::MAX))?;
+        }
         Ok(made)
+    }
+
+    /// The signal words of own kernels; none if a member could not map them.
+    fn make_signals(&self, made: &Made, share: u32) -> Result<Option<Signals>, DeviceError> {
+        let core = self.core();
+        let fd = Mapping::alloc(&core.context, PAD).and_then(|pad| pad.export().map(|fd| (pad, fd)));
+        let mine = fd.and_then(|(pad, fd)| {
+            let words = HostWords::new(&core.context, 4)?;
+            Ok((pad, fd, words))
+        });
+        let signals = match mine {
+            Err(error) => {
+                // To the exchanges of the others, with nothing to offer.
+                exchange(core, made.id, &made.name, &[])?;
+                Err(error)
+            }
+            Ok((pad, fd, words)) => {
+                let theirs = self.swap(made.id, &made.name, made.member, &fd)?;
+                let mapped: Result<Vec<_>, _> = theirs
+                    .iter()
+                    .map(|fd| fd.as_ref().map(|fd| Mapping::import(&core.context, fd, pad.size)).transpose())
+                    .collect();
+                mapped.and_then(|peers| {
+                    let address =
+                        |peer: &Option<Mapping>| peer.as_ref().map_or(pad.address, |peer| peer.address);
+                    let addresses: Vec<u64> = peers.iter().map(address).collect();
+                    Signals::new(
+                        &core.pool,
+                        pad,
+                        peers.into_iter().flatten().collect(),
+                        &addresses,
+                        words,
+                        share,
+                    )
+                })
+            }
+        };
+        // Nobody launches before all pads are ready.
+        let all = exchange(core, made.id, &made.name, &[u8::from(signals.is_ok())])?;
+        Ok(signals.ok().filter(|_| all.iter().all(|ok| *ok == [1])))
     }
 
     fn init_nccl(&self, made: &Made) -> Result<RawComm, DeviceError> {
@@ -53,7 +109,12 @@ impl CudaDevice {
         };
         let (context, deadline) = (core.context.clone(), core.options.deadline);
         let lost = || core.link.lost(&made.ranks).is_some();
-        let comm = within(deadline, lost, move || RawComm::init(&context, id, size, member));
+        let (pool, ranks) = (core.pool.clone(), size);
+        let comm = within(deadline, lost, move || {
+            let comm = RawComm::init(&context, id, ranks, member)?;
+            connect(&comm, &context, &pool, ranks)?;
+            Ok(comm)
+        });
         let comm = comm.unwrap_or_else(|| {
             let what = format!("making the communicator of group `{}`", made.name);
             Err(match core.link.lost(&made.ranks) {
@@ -93,7 +154,7 @@ impl CudaDevice {
         let mut members = Vec::new();
         let mut peers = Vec::new();
         if comm.near {
-            for fd in self.swap(comm, &fd)? {
+            for fd in self.swap(comm.id, &comm.name, comm.member, &fd)? {
                 members.push(match fd {
                     None => address,
                     Some(fd) => {
@@ -131,16 +192,50 @@ impl CudaDevice {
         Ok(Window::new(comm.id, members, peers, Some(window)))
     }
 
-    fn swap(&self, comm: &CommCell, fd: &OwnedFd) -> Result<Vec<Option<OwnedFd>>, DeviceError> {
+    fn swap(
+        &self,
+        group: u64,
+        name: &str,
+        member: u32,
+        fd: &OwnedFd,
+    ) -> Result<Vec<Option<OwnedFd>>, DeviceError> {
+        let core = self.core();
         let failed = |error: std::io::Error| DeviceError::Rendezvous {
-            rank: self.core().rank,
-            address: format!("the members of group `{}` on this machine", comm.name),
+            rank: core.rank,
+            address: format!("the members of group `{name}` on this machine"),
             why: error.to_string(),
         };
-        let hand = crate::handover::Handover::new();
+        let hand = Handover::new();
         let invitation = hand.as_ref().map(|hand| hand.invitation.clone()).unwrap_or_default();
-        let invitations = comm.exchange(&invitation)?;
+        let invitations = exchange(core, group, name, &invitation)?;
         let hand = hand.map_err(failed)?;
-        hand.swap(&invitations, comm.member as usize, fd, self.core().options.deadline).map_err(failed)
+        hand.swap(&invitations, member as usize, fd, core.options.deadline).map_err(failed)
     }
+}
+
+/// Runs one collective of each kind and of a small and a large size. NCCL connects at the first use of an algorithm, and
+/// the host waits for all peers then; here it waits with a deadline.
+fn connect(comm: &RawComm, context: &Arc<Context>, pool: &Arc<Pool>, size: u32) -> Result<(), DeviceError> {
+    let stream = RawStream::new(context, Priority::Normal)?;
+    let size = u64::from(size);
+    let large = 4 << 20;
+    let (one, all) = (pool.alloc(4 * large)?, pool.alloc(4 * large * size)?);
+    let _entered = context.enter()?;
+    for count in [64, large] {
+        // SAFETY: `one` has room for `large` elements and `all` for as many of each rank; both live until the stream
+        // was synchronized below.
+        unsafe { comm.all_gather(&stream, (one.address, all.address), count, DType::F32) }?;
+        // SAFETY: as above.
+        unsafe { comm.reduce_scatter(&stream, (all.address, one.address), count, DType::F32) }?;
+    }
+    comm.group_start()?;
+    let pairs = (0u32..).take(size as usize).try_for_each(|peer| {
+        let block = u64::from(peer) * 1024;
+        // SAFETY: as above; blocks of 64 elements lie inside both.
+        unsafe { comm.send(&stream, one.address, 64, DType::F32, peer) }?;
+        // SAFETY: as above.
+        unsafe { comm.recv(&stream, all.address + block, 64, DType::F32, peer) }
+    });
+    comm.group_end().and(pairs)?;
+    stream.synchronize()
 }

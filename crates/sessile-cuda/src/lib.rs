@@ -7,6 +7,7 @@
 //! | `nccl` | communicators and windows, owned |
 //! | [`kernel`] | the kernels, compiled at run time; matrix products |
 //! | `link`, [`job`] | where the ranks' hosts meet |
+//! | `oneshot` | the fused reduce-scatter: signal words, launch, protocol |
 //! | `handover` | shared memory between ranks of one machine |
 //! | `graveyard` | what was dropped and may still be in use |
 //! | `enqueue`, `group` | putting work on a stream; how the members of a group meet |
@@ -45,6 +46,7 @@ pub mod library;
 mod link;
 mod memory;
 pub mod nccl;
+mod oneshot;
 mod physical;
 mod spans;
 mod stream;

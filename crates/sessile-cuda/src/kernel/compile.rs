@@ -25,11 +25,14 @@ pub enum Unit {
     Matrix,
     /// Routing to experts.
     Experts,
+    /// The one-shot reduce-scatter.
+    OneShot,
 }
 
 impl Unit {
     /// All of them.
-    pub const ALL: [Unit; 5] = [Unit::Elementwise, Unit::Model, Unit::Attention, Unit::Matrix, Unit::Experts];
+    pub const ALL: [Unit; 6] =
+        [Unit::Elementwise, Unit::Model, Unit::Attention, Unit::Matrix, Unit::Experts, Unit::OneShot];
 
     /// The file's name.
     pub fn name(self) -> &'static str {
@@ -39,6 +42,7 @@ impl Unit {
             Unit::Attention => "attention.cu",
             Unit::Matrix => "matrix.cu",
             Unit::Experts => "experts.cu",
+            Unit::OneShot => "oneshot.cu",
         }
     }
 
@@ -49,6 +53,7 @@ impl Unit {
             Unit::Attention => include_str!("../../kernels/attention.cu"),
             Unit::Matrix => include_str!("../../kernels/matrix.cu"),
             Unit::Experts => include_str!("../../kernels/experts.cu"),
+            Unit::OneShot => include_str!("../../kernels/oneshot.cu"),
         };
         format!("{}\n{own}", include_str!("../../kernels/common.cuh"))
     }

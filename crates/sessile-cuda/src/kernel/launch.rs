@@ -218,7 +218,7 @@ impl Launcher<'_> {
             return Ok(());
         }
         let [dy, x, weight, rstd, dx, dweight] = [0, 1, 2, 3, 4, 5].map(|at| U64(views[at].address()));
-        self.rows("rms_norm_backward", rows, &[dy, x, weight, rstd, dx, U64(cols)])?;
+        self.rows("rms_norm_backward", rows, &[dy.clone(), x.clone(), weight, rstd.clone(), dx, U64(cols)])?;
         let chunks = rows.div_ceil(64);
         if chunks > 65_535 {
             return Err(unsupported("rms_norm_backward", "at most 4,194,240 rows".to_owned(), views));
@@ -226,7 +226,7 @@ impl Launcher<'_> {
         let partial = U64((self.scratch)(4 * chunks * cols)?);
         let across = blocks("rms_norm_backward", cols.div_ceil(128))?;
         let parts = Extent { grid: (across, blocks("", chunks)?, 1), block: (128, 1), shared: 0 };
-        self.launch("rms_norm_dweight_parts", parts, &[dy, x, rstd, partial, U64(rows), U64(cols)])?;
+        self.launch("rms_norm_dweight_parts", parts, &[dy, x, rstd, partial.clone(), U64(rows), U64(cols)])?;
         let whole = Extent { grid: (across, 1, 1), block: (128, 1), shared: 0 };
         self.launch("rms_norm_dweight", whole, &[partial, dweight, U64(chunks), U64(cols)])
     }
@@ -277,7 +277,7 @@ impl Launcher<'_> {
         self.rows(
             "cross_entropy_rows",
             rows,
-            &[logits, targets, dlogits, losses, U64(classes), factor, fault],
+            &[logits, targets, dlogits, losses.clone(), U64(classes), factor, fault],
         )?;
         self.launch("mean_of_losses", one_block(256), &[losses, loss, U64(rows)])
     }

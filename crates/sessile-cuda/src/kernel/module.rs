@@ -63,33 +63,50 @@ const KERNELS: &[(Unit, &[&str])] = &[
             "attention_backward_kv_4",
         ],
     ),
+    (
+        Unit::OneShot,
+        &[
+            "one_shot_bf16_2",
+            "one_shot_bf16_4",
+            "one_shot_bf16_8",
+            "one_shot_bf16_any",
+            "one_shot_f32_2",
+            "one_shot_f32_4",
+            "one_shot_f32_8",
+            "one_shot_f32_any",
+        ],
+    ),
     (Unit::Experts, &["router_forward", "router_backward", "combine_forward", "combine_backward"]),
     (Unit::Matrix, &["product_bf16_bf16", "product_bf16_f32", "product_f32_bf16", "product_f32_f32"]),
 ];
 
 /// One argument of a kernel, by its size.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Argument {
     /// A pointer, or a 64-bit number.
     U64(u64),
     U32(u32),
     F32(f32),
+    /// A structure of words, by value.
+    Words(Vec<u64>),
 }
 
 impl Argument {
-    fn size(self) -> usize {
+    fn size(&self) -> usize {
         match self {
             Argument::U64(_) => 8,
             Argument::U32(_) | Argument::F32(_) => 4,
+            Argument::Words(words) => 8 * words.len(),
         }
     }
 
-    /// Its bytes, in the first part of a word.
-    fn word(self) -> u64 {
+    /// Its bytes; a short one is the first part of a word.
+    fn words(&self) -> Vec<u64> {
         match self {
-            Argument::U64(value) => value,
-            Argument::U32(value) => u64::from(value).to_le(),
-            Argument::F32(value) => u64::from(value.to_bits()).to_le(),
+            Argument::U64(value) => vec![*value],
+            Argument::U32(value) => vec![u64::from(*value).to_le()],
+            Argument::F32(value) => vec![u64::from(value.to_bits()).to_le()],
+            Argument::Words(words) => words.clone(),
         }
     }
 }
@@ -163,15 +180,15 @@ impl Modules {
         arguments: &[Argument],
     ) -> Result<(), DeviceError> {
         let function = self.get(name)?;
-        let given: Vec<usize> = arguments.iter().map(|argument| argument.size()).collect();
+        let given: Vec<usize> = arguments.iter().map(Argument::size).collect();
         assert_eq!(given, function.parameters, "{name}: sizes of arguments");
         let ((x, y, z), (bx, by)) = (extent.grid, extent.block);
         if x == 0 || y == 0 || z == 0 {
             return Ok(());
         }
-        let mut words: Vec<u64> = arguments.iter().map(|argument| argument.word()).collect();
+        let mut words: Vec<Vec<u64>> = arguments.iter().map(Argument::words).collect();
         let mut pointers: Vec<*mut std::ffi::c_void> =
-            words.iter_mut().map(|word| std::ptr::from_mut(word).cast()).collect();
+            words.iter_mut().map(|words| words.as_mut_ptr().cast()).collect();
         // SAFETY: the function is loaded; `pointers` has one pointer for each parameter, to at least as many bytes as
         // it has (asserted above), alive over the call, which copies them; what they point to is the caller's promise.
         unsafe {

@@ -2,6 +2,8 @@
 
 #![allow(clippy::print_stderr, reason = "a test says why it was skipped")]
 
+mod collectives;
 mod conformance;
 mod kernels;
+mod oneshot;
 mod worlds;
