@@ -200,19 +200,23 @@ fn run_rank(
     let first = device.rank() == 0;
     let graphed = executing == Executing::Graphs;
     let mut trainer = Trainer::new(config, device.clone(), text, graphed)?;
+    let lengths = u32::try_from(config.seq.len()).unwrap_or(u32::MAX);
     let mut steps = Vec::new();
     for step in 1..=config.steps {
         let execution = match (graphed, step) {
             (false, _) => Execution::Eager,
-            (true, 1) => Execution::Discover,
+            (true, step) if step <= lengths => Execution::Discover,
             (true, _) => Execution::Replay,
         };
+        if execution == Execution::Discover && step > 1 {
+            trainer.runtime_mut().next_alternative()?;
+        }
         let result = trainer.train_step(execution)?;
         if first {
             observe(&TrainEvent::Step { executing, step, loss: result.loss });
         }
         steps.push(result);
-        if execution == Execution::Discover {
+        if execution == Execution::Discover && step == lengths {
             trainer.seal()?;
             trainer.capture_all()?;
             let runtime = trainer.gtp().runtime_ref();

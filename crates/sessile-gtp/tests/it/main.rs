@@ -3,5 +3,6 @@
 
 mod groups;
 mod kinds;
+mod own_role;
 mod repeat;
 mod support;

@@ -4,6 +4,7 @@
 mod cover;
 mod equality;
 mod fences;
+mod kinds;
 mod orders;
 mod overlap;
 mod padding;

@@ -59,6 +59,18 @@ pub(crate) fn eager(config: &TrainConfig) -> Vec<StepResult> {
     })
 }
 
+/// Eager steps, and how often each gradient became ready.
+pub(crate) fn eager_counted(config: &TrainConfig) -> (Vec<StepResult>, Vec<u64>) {
+    let world = World::new(world_options(&TrainConfig { schedule_seed: None, ..config.clone() }));
+    let ranks = world.run(|device| -> Result<_, RuntimeError> {
+        let mut trainer = Trainer::new(config, device, TEXT, false)?;
+        let steps = (0..config.steps).map(|_| trainer.train_step(Execution::Eager));
+        let steps = steps.collect::<Result<_, _>>()?;
+        Ok((steps, trainer.gtp().ready().to_vec()))
+    });
+    ranks.into_iter().next().expect("there is a rank 0").expect("eager runs")
+}
+
 pub(crate) fn eager_with(
     config: &TrainConfig,
     program: impl Fn(&mut Trainer<'_, HostDevice>) -> Result<Vec<StepResult>, RuntimeError> + Sync,
@@ -69,7 +81,7 @@ pub(crate) fn eager_with(
     ranks.into_iter().next().expect("there is a rank 0")
 }
 
-/// Graphs: one discovered step, then the program, which steps as it likes.
+/// Graphs: one discovered step of each sequence length, then the program, which steps as it likes.
 pub(crate) fn graphs_with(
     config: &TrainConfig,
     omit: &BTreeSet<Fence>,
@@ -79,7 +91,13 @@ pub(crate) fn graphs_with(
     let ranks = world.run(|device| -> Result<_, RuntimeError> {
         let device = Recorded::new(device, LogLevel::On);
         let mut trainer = Trainer::new(config, device.clone(), TEXT, true)?;
-        let mut steps = vec![trainer.train_step(Execution::Discover)?];
+        let mut steps = Vec::new();
+        for at in 0..config.seq.len() {
+            if at > 0 {
+                trainer.runtime_mut().next_alternative()?;
+            }
+            steps.push(trainer.train_step(Execution::Discover)?);
+        }
         trainer.seal()?;
         trainer.runtime_mut().omit_fences(omit.iter().copied());
         trainer.capture_all()?;
@@ -102,7 +120,8 @@ pub(crate) fn graphs_with(
 
 pub(crate) fn graphs(config: &TrainConfig) -> Outcome {
     graphs_with(config, &BTreeSet::new(), |trainer| {
-        (1..config.steps).map(|_| trainer.train_step(Execution::Replay)).collect::<Result<_, _>>()
+        let replayed = config.seq.len() as u32..config.steps;
+        replayed.map(|_| trainer.train_step(Execution::Replay)).collect::<Result<_, _>>()
     })
 }
 
