@@ -33,9 +33,9 @@ pub struct WeightSpec<'a> {
     pub wgrad_dtype: DType,
     /// `None`: one matrix. Some: a matrix for each of so many experts, which are gathered and reduced as one batch.
     pub experts: Option<u32>,
-    /// How often one micro-batch's backward uses it.
+    /// How often one runner uses it, or if it is eager one micro-batch's backward.
     pub uses: u32,
-    /// What happens if that is more than once.
+    /// What happens when it is used more than once.
     pub repeat: Repeat,
 }
 
@@ -67,9 +67,9 @@ pub struct Weight<D: Device> {
     pub chain: ChainKind,
     /// Dtype of its gradient on the wire.
     pub wgrad_dtype: DType,
-    /// How often one micro-batch's backward uses it.
+    /// How often one runner uses it, or if it is eager one micro-batch's backward.
     pub uses: u32,
-    /// What happens if that is more than once.
+    /// What happens when it is used more than once.
     pub repeat: Repeat,
     /// Its matrices: one, or one an expert.
     pub parts: Vec<Part<D>>,
@@ -83,7 +83,7 @@ impl<D: Device> Weight<D> {
 
     /// Whether uses are added up locally and reduced at the end of the step.
     pub(crate) fn reduces_once(&self) -> bool {
-        self.uses > 1 && self.repeat == Repeat::ReduceOnce
+        self.repeat == Repeat::ReduceOnce
     }
 
     /// Whether the buffers of one use serve the next.

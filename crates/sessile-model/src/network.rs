@@ -1,6 +1,6 @@
 //! The network: which weights it has, and which module uses which.
 
-use sessile_gtp::{ChainKind, GroupId, Gtp, Pass, WeightId, WeightSpec};
+use sessile_gtp::{ChainKind, GroupId, Gtp, Pass, Repeat, WeightId, WeightSpec};
 use sessile_hal::Device;
 use sessile_runtime::RuntimeError;
 
@@ -18,6 +18,11 @@ pub(crate) struct Network {
     pub(crate) norms: usize,
     /// Residual that each prediction reads.
     pub(crate) predicts_from: Vec<usize>,
+}
+
+/// The policy of a weight that a backward uses so often in all its runners.
+fn policy(config: &TrainConfig, uses: u32) -> Repeat {
+    if uses > 1 { config.repeat } else { Repeat::default() }
 }
 
 /// Adds the weights of a network.
@@ -40,7 +45,7 @@ pub(crate) fn build<D: Device>(
     graphed: bool,
 ) -> Result<Network, RuntimeError> {
     let mut builder = Builder { config, gtp, dense, expert, graphed };
-    let embedding = builder.weight("embedding", (VOCAB, config.hidden), builder.heads(), 1)?;
+    let embedding = builder.weight("embedding", (VOCAB, config.hidden), builder.heads(), (1, 1))?;
     let mut modules = Vec::new();
     for layer in 0..config.layers {
         let second = if config.is_moe(layer) { ModuleKind::Moe } else { ModuleKind::Mlp };
@@ -71,7 +76,8 @@ pub(crate) fn build<D: Device>(
         }
     }
     let uses = 1 + config.mtp;
-    let output = builder.weight("output", (VOCAB, config.hidden), builder.heads(), uses)?;
+    // All predictions are in one runner.
+    let output = builder.weight("output", (VOCAB, config.hidden), builder.heads(), (uses, uses))?;
 
     let heads = std::iter::repeat_n(output, uses as usize);
     let forward = modules.iter().flat_map(Module::weights);
@@ -93,7 +99,7 @@ impl<D: Device> Builder<'_, D> {
         name: &str,
         (rows, cols): (u64, u64),
         chain: ChainKind,
-        uses: u32,
+        (uses, in_all): (u32, u32),
     ) -> Result<WeightId, RuntimeError> {
         self.gtp.add_weight(&WeightSpec {
             name,
@@ -104,7 +110,7 @@ impl<D: Device> Builder<'_, D> {
             wgrad_dtype: self.config.wgrad_dtype,
             experts: None,
             uses,
-            repeat: self.config.repeat,
+            repeat: policy(self.config, in_all),
         })
     }
 
@@ -114,13 +120,15 @@ impl<D: Device> Builder<'_, D> {
         kind: ModuleKind,
         layer: &str,
         index: usize,
-        uses: u32,
+        in_all: u32,
     ) -> Result<Module, RuntimeError> {
         let TrainConfig { hidden, ffn, experts, .. } = *self.config;
         let chain = match self.graphed && self.config.graph_modules.contains(&kind) {
             true => ChainKind::Graphed,
             false => ChainKind::Eager,
         };
+        // Each depth is a runner of its own.
+        let uses = (if chain == ChainKind::Graphed { 1 } else { in_all }, in_all);
         let name = format!("{layer}.{}", kind_name(kind));
         let (up, down) = match kind {
             ModuleKind::Attention => ((3 * hidden, hidden), (hidden, hidden)),
@@ -138,8 +146,8 @@ impl<D: Device> Builder<'_, D> {
                         chain,
                         wgrad_dtype: self.config.wgrad_dtype,
                         experts: Some(experts),
-                        uses,
-                        repeat: self.config.repeat,
+                        uses: uses.0,
+                        repeat: policy(self.config, in_all),
                     })
                 };
                 (Some(router), experts("up", up)?, experts("down", down)?)

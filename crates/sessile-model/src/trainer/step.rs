@@ -149,7 +149,9 @@ impl<D: Device> Trainer<'_, D> {
     /// Those of the runtime.
     pub fn train_step(&mut self, execution: Execution) -> Result<StepResult, RuntimeError> {
         self.begin_step()?;
-        self.gtp.runtime_ref().device().note(Note::Step("train"));
+        // Steps of one sequence length do the same work.
+        let name = format!("train, sequences of {}", self.config.seq[self.shape]);
+        self.gtp.runtime_ref().device().note(Note::Step(&name));
         self.run_microbatches(execution)?;
         self.finish_step()
     }

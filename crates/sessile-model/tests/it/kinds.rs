@@ -111,7 +111,10 @@ fn compare(references: &References, row: &[usize]) {
     assert_clean(&context, &outcome.report);
     let violations = sessile_plan::validate(&outcome.trace, &outcome.plan);
     assert!(violations.is_empty(), "{context}: {}", violations[0]);
-    assert_eq!(outcome.deviations, 0, "{context}");
+    // Without a barrier between steps, another sequence length is a deviation.
+    if config.step_cut == StepCut::Barrier || config.seq.len() == 1 {
+        assert_eq!(outcome.deviations, 0, "{context}");
+    }
 }
 
 #[test]
@@ -227,7 +230,14 @@ fn sampled_fences_of_every_kind_are_necessary() {
     let mut total = 0;
     for (dense, expert) in [(Ring, Ring), (Symmetric, Fp32A2a), (Fp32A2a, Symmetric), (OneShot, OneShot)] {
         for repeat in [Repeat::Drain, Repeat::Distinct] {
-            let config = TrainConfig { repeat, wgrad_dtype: DType::F32, steps: 3, ..all(dense, expert) };
+            // Two micro-batches: the first two additions to a zeroed gradient commute.
+            let config = TrainConfig {
+                repeat,
+                wgrad_dtype: DType::F32,
+                microbatches: 2,
+                steps: 3,
+                ..all(dense, expert)
+            };
             total += sampled_fences_are_necessary(&format!("{dense}, {expert}, {repeat:?}"), &config, 3);
         }
     }
