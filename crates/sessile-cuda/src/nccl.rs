@@ -5,7 +5,7 @@
 //!
 //! Communicators are blocking. Non-blocking ones start a thread for every call, also in eager execution; here the calls
 //! that wait for peers (making, registering, ending) run on threads of their own with a deadline instead
-//! ([`within`]).
+//! (`within`).
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
