@@ -16,6 +16,7 @@ mod network;
 mod optimizer;
 pub mod report;
 mod schedule;
+pub mod simulate;
 mod train;
 mod trainer;
 mod unit;

@@ -2,13 +2,18 @@
 
 mod parse;
 mod plan;
+mod report;
+mod simulate;
 mod train;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+pub(crate) use parse::Depth;
 pub(crate) use plan::{CheckArgs, CompareArgs, GroupDepths, PlanArgs};
+pub(crate) use report::ReportArgs;
+pub(crate) use simulate::SimulateArgs;
 pub(crate) use train::TrainArgs;
 
 /// Plans, owns, fences and proves the fixed-address communication buffers of training with captured graphs.
@@ -33,6 +38,10 @@ pub(crate) enum Command {
     Compare(CompareArgs),
     /// Check a trace, a saved run or an event log with code that shares nothing with the planner
     Check(CheckArgs),
+    /// Simulate a step of a large model on a virtual clock: buffers, times, overlap
+    Simulate(Box<SimulateArgs>),
+    /// Write one HTML file: arena map, timeline, losses, memory, depth, checks
+    Report(ReportArgs),
 }
 
 /// Options that every command has.

@@ -3,11 +3,19 @@
 use std::{num::IntErrorKind, str::FromStr};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use sessile_model::simulate::KindSet;
 use sessile_model::{
     Repeat,
     config::{GraphScope, Mode, ModuleKind, Overlap, ScheduleOrder},
 };
 use sessile_plan::{DType, StepCut};
+
+/// A depth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Depth {
+    Fixed(u32),
+    Auto,
+}
 
 /// A whole number of any width.
 pub(crate) fn whole<T: FromStr<Err = std::num::ParseIntError>>(text: &str) -> Result<T, String> {
@@ -23,6 +31,14 @@ pub(crate) fn group_depth(text: &str) -> Result<(String, u32), String> {
     let wrong = || "use GROUP=N, such as expert=1".to_owned();
     let (group, depth) = text.rsplit_once('=').filter(|(group, _)| !group.is_empty()).ok_or_else(wrong)?;
     Ok((group.to_owned(), whole(depth)?))
+}
+
+/// A depth, or that it is to be chosen.
+pub(crate) fn depth_or_auto(text: &str) -> Result<Depth, String> {
+    match text {
+        "auto" => Ok(Depth::Auto),
+        _ => whole(text).map(Depth::Fixed).map_err(|_| "use a whole number, such as 2, or auto".to_owned()),
+    }
 }
 
 /// The device.
@@ -52,6 +68,8 @@ pub(crate) const MODULES: &[(&str, ModuleKind)] =
     &[("attention", ModuleKind::Attention), ("mlp", ModuleKind::Mlp), ("moe", ModuleKind::Moe)];
 pub(crate) const REPEATS: &[(&str, Repeat)] =
     &[("distinct", Repeat::Distinct), ("drain", Repeat::Drain), ("reduce-once", Repeat::ReduceOnce)];
+pub(crate) const KIND_SETS: &[(&str, KindSet)] = &[("own", KindSet::Own), ("upstream", KindSet::Upstream)];
+pub(crate) const FOLDS: &[(&str, bool)] = &[("on", true), ("off", false)];
 pub(crate) const OVERLAPS: &[(&str, Overlap)] = &[("on", Overlap::On), ("off", Overlap::Off)];
 pub(crate) const ORDERS: &[(&str, ScheduleOrder)] = &[
     ("random", ScheduleOrder::Random),

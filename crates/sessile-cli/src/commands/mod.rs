@@ -4,7 +4,9 @@ mod check;
 mod compare;
 mod findings;
 mod plan;
+mod report;
 mod self_test;
+mod simulate;
 mod train;
 
 use serde::Serialize;
@@ -25,6 +27,8 @@ pub(crate) fn run(program: Program) -> Result<Verdict, Failure> {
         Command::Compare(args) => compare::run(&args),
         Command::Check(args) if args.self_test => self_test::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Report(args) => report::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
     }
 }
 

@@ -8,4 +8,5 @@ mod kinds;
 mod orders;
 mod overlap;
 mod padding;
+mod simulate;
 mod support;

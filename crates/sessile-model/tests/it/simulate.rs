@@ -1,0 +1,269 @@
+//! The simulator: the same runtime as a training run, on a clock of its own.
+
+use std::collections::BTreeMap;
+
+use sessile_gtp::{ReduceScatter, Wanted};
+use sessile_model::{
+    TrainConfig,
+    config::{GraphScope, Mode},
+    simulate::{
+        GroupShape, KindSet, LayerShape, ModelShape, ModuleShape, SimulateConfig, Simulated, Speeds,
+        WeightShape, auto_depth, built_in, simulate, simulate_proxy,
+    },
+    train,
+};
+use sessile_plan::{DType, Domain, Role, trace_digest, validate};
+use sessile_runtime::check::check;
+
+use crate::support::{TEXT, tiny};
+
+fn weight(name: &str, rows: u64, cols: u64) -> WeightShape {
+    WeightShape {
+        name: name.to_owned(),
+        rows,
+        cols,
+        group: None,
+        experts: None,
+        tokens: None,
+        uses: 1,
+        fp32: false,
+    }
+}
+
+/// `layers` alike, of modules with these weights, over a dense group of 16 and an expert group of 4, 16 apart.
+fn model(layers: u32, modules: &[(&str, Vec<WeightShape>)]) -> ModelShape {
+    let group = |name: &str, size, stride| GroupShape { name: name.to_owned(), size, stride };
+    let module = |(name, weights): &(&str, Vec<WeightShape>)| ModuleShape {
+        name: (*name).to_owned(),
+        weights: weights.clone(),
+    };
+    ModelShape {
+        name: "test".to_owned(),
+        tokens: 512,
+        groups: vec![group("dense", 16, 1), group("expert", 4, 16)],
+        layers: vec![LayerShape { name: None, count: layers, modules: modules.iter().map(module).collect() }],
+    }
+}
+
+fn mixed(layers: u32) -> ModelShape {
+    let expert = |name: &str| WeightShape {
+        group: Some("expert".to_owned()),
+        experts: Some(2),
+        tokens: Some(64),
+        ..weight(name, 250, 96)
+    };
+    model(
+        layers,
+        &[
+            ("experts", vec![expert("fc2"), expert("fc1")]),
+            ("attention", vec![weight("proj", 256, 256), weight("qkv", 700, 256)]),
+        ],
+    )
+}
+
+fn run(config: &SimulateConfig) -> Simulated {
+    simulate(config).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn times(simulated: &Simulated, rank: usize) -> Vec<(u64, u64)> {
+    simulated.spans[rank].iter().map(|span| (span.begin, span.end)).collect()
+}
+
+#[test]
+fn one_rank_stands_for_64_in_trace_plan_and_times() {
+    for with_gathered in [false, true] {
+        let folded = SimulateConfig { with_gathered, ..SimulateConfig::new(mixed(3)) };
+        assert_eq!(folded.ranks, 64);
+        let unfolded = SimulateConfig { folded: false, ..folded.clone() };
+        let (one, all) = (run(&folded), run(&unfolded));
+        assert_eq!((one.ran, all.ran), (1, 64));
+        assert_eq!(one.trace, all.trace);
+        assert_eq!(one.plan, all.plan);
+        assert_eq!((one.backward, one.sync, one.optimizer), (all.backward, all.sync, all.optimizer));
+        let expected = times(&one, 0);
+        assert!(expected.len() > 40, "{}", expected.len());
+        for rank in 0..64 {
+            assert_eq!(times(&all, rank), expected, "rank {rank}");
+        }
+        let report = check(&all.log);
+        assert_eq!(report.violations.len(), 0, "{:?}", report.violations.first());
+    }
+}
+
+#[test]
+fn simulation_and_training_agree_on_requests_and_plan() {
+    let kinds = [Wanted::Exactly(ReduceScatter::Ring), Wanted::Auto, Wanted::Exactly(ReduceScatter::Fp32A2a)];
+    for (reduce_scatter, graph_scope) in
+        kinds.into_iter().zip([GraphScope::Module, GraphScope::Layer, GraphScope::Module])
+    {
+        let config = TrainConfig { mode: Mode::Graphs, steps: 2, reduce_scatter, graph_scope, ..tiny() };
+        let trained = train(&config, TEXT, &|_| ()).expect("trains").graphs.expect("has graphs");
+        let simulation = SimulateConfig::new(mixed(1));
+        let simulated = simulate_proxy(&config, &simulation).expect("simulates");
+        assert_eq!(simulated.ran, 1, "one rank stands for all");
+        assert_eq!(simulated.trace, trained.trace);
+        assert_eq!(simulated.plan.digest(), trained.plan.digest());
+        assert!(simulated.backward.total_ns > 0);
+    }
+}
+
+/// Only GEMMs and links take time.
+fn ideal() -> Speeds {
+    Speeds { memory_gbs: 0, kernel_us: 0, launch_us: 0, graph_launch_us: 0, ..Speeds::default() }
+}
+
+#[test]
+fn serial_launches_expose_their_last_reduce_scatter_to_the_nanosecond() {
+    // One weight a runner: 4·rows·cols·tokens flop, then rows·cols·2·15/16 bytes and 20 us.
+    let shape = model(5, &[("only", vec![weight("w", 1024, 512)])]);
+    let mut config = SimulateConfig { speeds: ideal(), ..SimulateConfig::new(shape) };
+    let gemm = (2 * 1024 * 512 * 512_u64 * 1_000_000_000).div_ceil(1_200_000_000_000_000);
+    let reduce = 20_000 + (1024 * 512 * 2 * 15 / 16_u64).div_ceil(500);
+    config.plan.depth = 1;
+    let serial = run(&config).backward;
+    assert_eq!((serial.compute_ns, serial.exposed_ns), (5 * 2 * gemm, 5 * reduce));
+    assert_eq!((serial.total_ns, serial.idle_ns), (5 * (2 * gemm + reduce), 0));
+    config.plan.depth = 3;
+    let overlapped = run(&config).backward;
+    assert_eq!(overlapped.compute_ns, serial.compute_ns);
+    assert!(overlapped.exposed_ns < serial.exposed_ns, "{overlapped:?}");
+}
+
+#[test]
+fn what_a_large_model_asks_for_is_what_its_shapes_say() {
+    let config = SimulateConfig {
+        scope: GraphScope::Layer,
+        ..SimulateConfig::new(built_in("nemotron4-quarter", 0, false).expect("known"))
+    };
+    let simulated = run(&config);
+    assert_eq!((simulated.trace.runners.len(), simulated.trace.requests().count()), (96, 96 * 4 * 2));
+    let baselines = sessile_plan::baseline_bytes(&simulated.trace, config.plan.step_cut);
+    let gib = |bytes: u64| format!("{:.2}", bytes as f64 / f64::from(1 << 30));
+    assert_eq!(baselines.generations.map(gib), ["0.43", "0.87", "1.30"]);
+    assert_eq!(validate(&simulated.trace, &simulated.plan), []);
+    let again = run(&config);
+    assert_eq!(trace_digest(&again.trace), trace_digest(&simulated.trace));
+    assert_eq!(times(&again, 0), times(&simulated, 0));
+}
+
+#[test]
+fn every_built_in_model_runs_in_both_scopes_with_and_without_gathers() {
+    for (name, mtp, heads) in
+        [("nemotron4-340b", 0, false), ("hybrid-mamba-moe", 0, false), ("dsv3", 2, true)]
+    {
+        for scope in [GraphScope::Module, GraphScope::Layer] {
+            for with_gathered in [false, true] {
+                let model = built_in(name, mtp, heads).expect("known");
+                let simulated = run(&SimulateConfig { scope, with_gathered, ..SimulateConfig::new(model) });
+                let gathers = simulated.trace.requests().filter(|(_, r)| r.spec.role == Role::GatheredWeight);
+                assert_eq!(gathers.count() > 0, with_gathered, "{name}");
+                assert!(simulated.backward.total_ns > 0 && simulated.optimizer.total_ns > 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn replicas_are_summed_and_cost_more_the_more_there_are() {
+    let sync = |ranks| run(&SimulateConfig { ranks, ..SimulateConfig::new(mixed(2)) }).sync.total_ns;
+    let times = [64, 128, 256, 4096].map(sync);
+    assert!(times[0] > 0 && times.is_sorted_by(|a, b| a < b), "{times:?}");
+    let alone = SimulateConfig::new(built_in("nemotron4-quarter", 0, false).expect("known"));
+    assert_eq!(run(&alone).sync.total_ns, 0, "no replicas");
+}
+
+#[test]
+fn deeper_is_never_more_exposed_and_the_table_decides() {
+    let config = SimulateConfig { speeds: ideal(), ..SimulateConfig::new(mixed(6)) };
+    let auto = auto_depth(&config, None, &|_| ()).expect("chooses");
+    let at = |dense, expert| {
+        let depth = BTreeMap::from([("dense".to_owned(), dense), ("expert".to_owned(), expert)]);
+        auto.candidates.iter().find(|candidate| candidate.depth == depth).expect("tried")
+    };
+    assert_eq!(auto.candidates.len(), 9);
+    for dense in 1..=3 {
+        for expert in 1..=3 {
+            let here = at(dense, expert);
+            if dense < 3 {
+                assert!(at(dense + 1, expert).backward_ns <= here.backward_ns, "{here:?}");
+            }
+            if expert < 3 {
+                assert!(at(dense, expert + 1).backward_ns <= here.backward_ns, "{here:?}");
+            }
+        }
+    }
+    let chosen = &auto.candidates[auto.chosen];
+    let least = auto.candidates.iter().map(|c| c.exposed_fraction).fold(f64::MAX, f64::min);
+    assert!(chosen.exposed_fraction <= least + 0.005 + 1e-9);
+    assert_eq!(auto.simulated.plan.bytes(), chosen.bytes);
+    let smallest = auto.candidates.iter().map(|c| c.bytes).min().expect("nine");
+    let tight = auto_depth(&config, Some(smallest), &|_| ()).expect("fits");
+    assert_eq!(tight.candidates[tight.chosen].bytes, smallest);
+    let error = auto_depth(&config, Some(smallest - 1), &|_| ()).expect_err("nothing fits").to_string();
+    assert!(error.contains("--memory-limit") && error.contains("qkv wgrad_input"), "{error}");
+}
+
+#[test]
+fn the_other_kind_set_asks_for_other_buffers() {
+    let mut config = SimulateConfig::new(mixed(1));
+    let roles = |simulated: &Simulated, set: KindSet| {
+        let trace = set.apply(simulated.trace.clone());
+        let mut roles: Vec<String> = trace
+            .requests()
+            .filter(|(_, request)| request.spec.group.as_deref() != Some("expert"))
+            .filter(|(_, request)| request.spec.weight.ends_with("qkv"))
+            .map(|(_, request)| {
+                format!("{} {} {}", request.spec.role, request.spec.dtype, request.spec.domain)
+            })
+            .collect();
+        roles.sort();
+        roles.join(", ")
+    };
+    config.reduce_scatter = Wanted::Exactly(ReduceScatter::Fp32A2a);
+    let fp32 = run(&config);
+    assert_eq!(
+        roles(&fp32, KindSet::Own),
+        "a2a_scratch bf16 default, fp32_output f32 default, wgrad_input bf16 default"
+    );
+    assert_eq!(
+        roles(&fp32, KindSet::Upstream),
+        "a2a_scratch bf16 default, rs_output bf16 default, wgrad_input bf16 default"
+    );
+    config.reduce_scatter = Wanted::Exactly(ReduceScatter::Symmetric);
+    let registered = run(&config);
+    let dense = Domain::Symmetric("dense".to_owned());
+    assert_eq!(roles(&registered, KindSet::Own), format!("rs_output bf16 {dense}, wgrad_input bf16 {dense}"));
+    assert_eq!(
+        roles(&registered, KindSet::Upstream),
+        format!("rs_output bf16 default, wgrad_input bf16 {dense}")
+    );
+    assert!(!KindSet::Upstream.has(ReduceScatter::OneShot) && KindSet::Own.has(ReduceScatter::OneShot));
+}
+
+#[test]
+fn shapes_that_cannot_run_are_refused() {
+    let refused = |change: &dyn Fn(&mut SimulateConfig)| {
+        let mut config = SimulateConfig::new(mixed(1));
+        change(&mut config);
+        simulate(&config).expect_err("refused").to_string()
+    };
+    assert!(refused(&|c| c.ranks = 63).contains("multiple of 64"));
+    assert!(refused(&|c| c.ranks = 0).contains("--ranks"));
+    assert!(refused(&|c| c.model.layers.clear()).contains("one layer"));
+    assert!(refused(&|c| c.model.groups[0].size = 0).contains("size of group"));
+    assert!(refused(&|c| c.model.layers[0].modules[0].weights[0].rows = 1 << 40).contains("rows of `fc2`"));
+    assert!(
+        refused(&|c| c.model.layers[0].modules[0].weights[1].name = "fc2".into()).contains("appears twice")
+    );
+    assert!(
+        refused(&|c| c.model.layers[0].modules[0].weights[0].group = Some("x".into()))
+            .contains("dense or expert")
+    );
+    assert!(refused(&|c| c.wgrad_dtype = DType::U32).contains("bf16 or f32"));
+    assert!(
+        refused(&|c| {
+            c.plan.depth_by_group.insert("tp".into(), 2);
+        })
+        .contains("--depth-group")
+    );
+}
