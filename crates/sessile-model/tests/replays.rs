@@ -19,6 +19,7 @@ fn resident() -> Option<u64> {
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
+#[expect(clippy::print_stderr, reason = "a figure for people, and the reason where one is missing")]
 #[test]
 fn ten_thousand_replays_leave_addresses_arena_bytes_and_host_memory_flat() {
     let config = TrainConfig {
