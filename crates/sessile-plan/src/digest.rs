@@ -78,6 +78,8 @@ impl Plan {
             canon.domain(&arena.domain);
             canon.u64(arena.bytes);
             canon.u64(arena.lower_bound_bytes);
+            canon.len(arena.peak.len());
+            arena.peak.iter().for_each(|request| canon.u32(request.0));
         }
         canon.len(self.views.len());
         for view in &self.views {

@@ -55,6 +55,19 @@ pub enum PlanError {
     /// The trace itself is wrong.
     #[error(transparent)]
     Trace(#[from] TraceError),
+    /// Finding what conflicts needs more work than is allowed.
+    #[error(
+        "the conflicts of this trace need more than {limit} steps to find ({launches} launches, {requests} requests): \
+         plan fewer launches a step, or a smaller depth"
+    )]
+    OrderTooCostly {
+        /// The budget, in nodes and conflicts.
+        limit: u64,
+        /// Launches of all steps.
+        launches: usize,
+        /// Requests of the trace.
+        requests: usize,
+    },
     /// Finding the fences needs more work than is allowed.
     #[error(
         "the fences of this trace need more than {limit} steps to find ({launches} launches, {requests} requests): \

@@ -49,9 +49,6 @@ use crate::{
     roster::{LocalNode, Roster},
 };
 
-/// Nodes looked at to see that a request's acquire precedes its release.
-const ORDERLY_WORK_MAX: usize = 4096;
-
 /// The fences that make `layout` safe, sorted.
 pub(crate) fn fences(
     roster: &Roster<'_>,
@@ -63,10 +60,11 @@ pub(crate) fn fences(
         StepCut::Barrier => 1,
         StepCut::Wrap => 2,
     };
+    let orders = runner_orders(roster.trace, order);
     let mut into_acquire = vec![Vec::new(); roster.entries.len()];
     let mut work = FENCE_WORK_MAX;
     for launches in &roster.trace.steps {
-        let mut walk = Walk::new(roster, layout, order, launches, steps, into_acquire, work);
+        let mut walk = Walk::new(roster, layout, &orders, launches, steps, into_acquire, work);
         for launch in 0..walk.launch_runner.len() {
             walk.launch(launch).ok_or(PlanError::FencesTooCostly {
                 limit: FENCE_WORK_MAX,
@@ -108,7 +106,7 @@ struct Segment {
 struct Walk<'a> {
     roster: &'a Roster<'a>,
     layout: &'a Layout,
-    orders: Vec<RunnerOrder>,
+    orders: &'a [RunnerOrder],
     /// Runner of each unrolled launch, its first node, and the launch of each node.
     launch_runner: Vec<usize>,
     base: Vec<Node>,
@@ -148,13 +146,12 @@ impl<'a> Walk<'a> {
     fn new(
         roster: &'a Roster<'a>,
         layout: &'a Layout,
-        order: LaunchOrder,
+        (orders, groups): &'a (Vec<RunnerOrder>, usize),
         launches: &[u32],
         steps: usize,
         into_acquire: Vec<Vec<usize>>,
         work: u64,
     ) -> Walk<'a> {
-        let (orders, groups) = runner_orders(roster.trace, order);
         let launch_runner: Vec<usize> =
             (0..steps).flat_map(|_| launches).map(|&runner| runner as usize).collect();
         let mut base = Vec::with_capacity(launch_runner.len());
@@ -172,7 +169,7 @@ impl<'a> Walk<'a> {
                 spans_into[entry.release_runner].push(index);
             }
             let within = &orders[entry.runner];
-            orderly.push(!entry.spans() && within.precedes(entry.acquire, entry.release, ORDERLY_WORK_MAX));
+            orderly.push(!entry.spans() && within.precedes(entry.acquire, entry.release));
         }
         let nodes = launch_of.len();
         Walk {
@@ -185,7 +182,7 @@ impl<'a> Walk<'a> {
             orderly,
             last_launch: vec![None; orders.len()],
             orders,
-            last_collective: vec![None; groups],
+            last_collective: vec![None; *groups],
             cross_starts: vec![0],
             cross: Vec::new(),
             into_acquire,

@@ -19,29 +19,36 @@
 //! | `request`, `trace`, `options`, `plan` | the words: what is asked for, recorded, chosen, answered |
 //! | `check`, `limits` | what a trace must satisfy before anything rests on it |
 //! | `roster` | the requests of a checked trace, numbered |
-//! | `lifetime`, `bound` | who is live when, what conflicts, the least that can do |
-//! | `baseline`, `layout` | offsets: the strategies to be measured against, and sessile's |
-//! | `order`, `fences` | what happens before what, and the fences for the rest |
+//! | `order`, `classes`, `precedence`, `conflicts` | what happens before what, who is live when, what conflicts |
+//! | `bound`, `flow` | the least that can do |
+//! | `baseline`, `layout`, `solve` | offsets: the strategies to be measured against, and sessile's |
+//! | `fences` | the fences for what is reused and not ordered anyway |
 //! | `validate` | the independent check, which shares no code with the four rows above |
+//! | [`models`] | traces of published models, and of one's own |
 //! | `digest`, `format` | what ranks compare; JSON in and out |
 #![forbid(unsafe_code)]
 
 mod baseline;
 mod bound;
 mod check;
+mod classes;
+mod conflicts;
 mod digest;
 mod error;
 mod fences;
+mod flow;
 mod format;
 mod layout;
-mod lifetime;
 pub mod limits;
+pub mod models;
 mod options;
 mod order;
 mod plan;
 mod planner;
+mod precedence;
 mod request;
 mod roster;
+mod solve;
 mod trace;
 mod validate;
 

@@ -29,11 +29,12 @@ pub const GROUPS_MAX: usize = 1 << 10;
 /// Depth, generations and ring slots.
 pub const DEPTH_MAX: u32 = 1024;
 
-/// Launch positions and placed views that one plan's greedy passes may look at, over all domains. The passes that
-/// fit are tried.
-pub(crate) const LAYOUT_WORK_MAX: u64 = 1 << 28;
-/// Launch positions that all lifetimes of one domain may cover, summed, before the greedy passes are left out.
-pub(crate) const COVER_MAX: u64 = 1 << 22;
+/// Pairs of conflicting blocks in one domain. Beyond, the blocks of one class are laid as one.
+pub(crate) const PAIRS_MAX: usize = 1 << 23;
+/// Uses in one window of the search for the lower bound.
+pub(crate) const WINDOW_MAX: usize = 1 << 11;
+/// Nodes, times the chains they know of, and conflicts that the search for conflicts of one step may look at.
+pub(crate) const ORDER_WORK_MAX: u64 = 1 << 32;
 /// Nodes and former occupants that the search for fences may look at.
 pub(crate) const FENCE_WORK_MAX: u64 = 1 << 32;
 /// Pairs of requests with their uses, and edges between points, that the check of one plan may look at.

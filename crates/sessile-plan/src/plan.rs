@@ -22,6 +22,9 @@ pub struct Arena {
     pub bytes: u64,
     /// The largest sum of bytes that must be live at once under the plan's options.
     pub lower_bound_bytes: u64,
+    /// The requests of that sum, in order: they conflict pairwise.
+    #[serde(deserialize_with = "at_most::<_, _, REQUESTS_MAX>")]
+    pub peak: Vec<RequestId>,
 }
 
 /// The bytes of one request.

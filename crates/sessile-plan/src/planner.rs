@@ -2,12 +2,16 @@
 
 use crate::{
     baseline::{self, Layout},
-    bound, check, digest,
+    bound::{self, Bound},
+    check,
+    conflicts::Conflicts,
+    digest,
     error::PlanError,
     fences, layout,
     limits::{DEPTH_MAX, GROUPS_MAX, NAME_BYTES_MAX},
     options::{PlanOptions, Strategy},
     plan::{Arena, PLAN_VERSION, Plan, View},
+    request::{Domain, RequestId},
     roster::Roster,
     trace::Trace,
 };
@@ -46,7 +50,7 @@ use crate::{
 ///     steps: vec![vec![0, 1, 2]],
 /// };
 /// let plan = sessile_plan::plan(&trace, &PlanOptions::default())?;
-/// assert_eq!(plan.bytes(), 4 * 256 + 2 * 256); // depth 2: r0 and r2 share
+/// assert_eq!(plan.bytes(), 4 * 256); // without completion points launches are serial: all share
 /// assert!(sessile_plan::validate(&trace, &plan).is_empty());
 /// # Ok::<(), sessile_plan::PlanError>(())
 /// ```
@@ -54,8 +58,10 @@ pub fn plan(trace: &Trace, options: &PlanOptions) -> Result<Plan, PlanError> {
     check::check_trace(trace)?;
     check_options(options)?;
     let roster = Roster::new(trace);
+    let conflicts = Conflicts::new(&roster, options)?;
+    let bounds = bound::lower_bounds(&roster, options, &conflicts);
     let layout = match options.strategy {
-        Strategy::Sessile => layout::pack(&roster, options),
+        Strategy::Sessile => layout::pack(&roster, options, &conflicts, &bounds),
         Strategy::Generations(count) => baseline::generations(&roster, count),
         Strategy::Ring(slots) => baseline::ring(&roster, slots)?,
         Strategy::PerRequest => baseline::per_request(&roster),
@@ -68,7 +74,7 @@ pub fn plan(trace: &Trace, options: &PlanOptions) -> Result<Plan, PlanError> {
         trace_digest: digest::trace_digest(trace),
         options: options.clone(),
         launch_order,
-        arenas: arenas(&roster, &layout, options),
+        arenas: arenas(&roster, &layout, bounds),
         views: views(&roster, &layout),
         fences,
     })
@@ -100,16 +106,15 @@ pub(crate) fn check_options(options: &PlanOptions) -> Result<(), PlanError> {
     Ok(())
 }
 
-fn arenas(roster: &Roster<'_>, layout: &Layout, options: &PlanOptions) -> Vec<Arena> {
-    let bounds = bound::lower_bounds(roster, options);
+fn arenas(roster: &Roster<'_>, layout: &Layout, bounds: Vec<Bound>) -> Vec<Arena> {
     let domains = roster.domains.iter().zip(&layout.bytes).zip(bounds);
-    domains
-        .map(|((&domain, &bytes), lower_bound_bytes)| Arena {
-            domain: domain.clone(),
-            bytes,
-            lower_bound_bytes,
-        })
-        .collect()
+    let arena = |((&domain, &bytes), bound): ((&&Domain, &u64), Bound)| {
+        let mut peak: Vec<RequestId> =
+            bound.requests.iter().map(|&request| roster.entries[request].id).collect();
+        peak.sort_unstable();
+        Arena { domain: domain.clone(), bytes, lower_bound_bytes: bound.bytes, peak }
+    };
+    domains.map(arena).collect()
 }
 
 fn views(roster: &Roster<'_>, layout: &Layout) -> Vec<View> {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path};
 use serde::Serialize;
 use sessile_model::{GradReady, Kinds, config::Mode};
 use sessile_plan::{
-    Baselines, Plan, Trace, baseline_bytes, lower_bound, plan, read_plan, read_trace, validate,
+    Baselines, Plan, Trace, baseline_bytes, plan, read_plan, read_trace, validate,
 };
 use sessile_runtime::{check, log};
 
@@ -308,7 +308,7 @@ impl Outcome {
         let Baselines { per_request, ring2, generations: [one, two, three], .. } =
             baseline_bytes(trace, options.step_cut);
         same("memory.arena_bytes", Some(memory.arena_bytes), Some(plan.bytes()));
-        same("memory.lower_bound_bytes", Some(memory.lower_bound_bytes), Some(lower_bound(trace, &options)));
+        same("memory.lower_bound_bytes", Some(memory.lower_bound_bytes), Some(plan.lower_bound_bytes()));
         same("memory.requests", Some(memory.requests), Some(trace.requests().count() as u64));
         same("memory.runners", Some(memory.runners), Some(trace.runners.len() as u64));
         same("memory.per_request_bytes", Some(memory.per_request_bytes), Some(per_request));

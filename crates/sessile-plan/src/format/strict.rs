@@ -5,7 +5,7 @@ use super::locate;
 use crate::error::FormatError;
 
 /// Fields that are lists.
-const LISTS: [&[u8]; 9] = [
+const LISTS: [&[u8]; 10] = [
     b"runners",
     b"requests",
     b"points",
@@ -13,6 +13,7 @@ const LISTS: [&[u8]; 9] = [
     b"shape",
     b"unsharded_shape",
     b"arenas",
+    b"peak",
     b"views",
     b"fences",
 ];

@@ -1,131 +1,284 @@
-//! Who is live when, found from the launches; and that what is live at once shares no bytes.
+//! Who may share bytes: found by search over the unrolled launches, with an edge for each release that depth makes known
+//! to the start of a later launch.
+//!
+//! ```text
+//!  launch 0        acquire a ── release a ────────────┐ depth 2: the bytes of a are free from launch 2 on
+//!  launch 1   start ── acquire b                      │
+//!  launch 2                          start <──────────┘ ── acquire c
+//! ```
+//!
+//! Two requests may share bytes if, for each pair of their uses, one's release precedes the other's acquire, strictly. A
+//! bound is right if its requests can't: each pair of them has uses that are not ordered.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Buffer, Launch, Reason, Violation, Work};
+use super::{
+    Buffer, Launch, Reason, Violation, Work,
+    reach::{Search, Unrolled},
+    unknown,
+};
 use crate::{
     options::{StepCut, Strategy},
     plan::Plan,
-    request::Domain,
-    trace::Trace,
+    request::RequestId,
+    trace::{PointKind, Runner, Trace},
 };
 
-/// One use of a buffer in one step, in launches, counted through rounds under wrap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Use {
-    /// The launch that acquires it.
+/// From which point to which a buffer lives; none means the start or the end of the launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Life {
+    runner: usize,
+    acquire: Option<usize>,
+    releaser: usize,
+    release: Option<usize>,
+}
+
+/// Lives of all buffers. One whose acquire is not proven to precede its release lives as long as its runner.
+fn lives(trace: &Trace, buffers: &[Buffer<'_>], work: &mut Work) -> Option<Vec<Life>> {
+    let before: Vec<Vec<Vec<usize>>> = trace.runners.iter().map(points_before).collect();
+    let mut known: BTreeMap<Life, bool> = BTreeMap::new();
+    let mut lives = Vec::with_capacity(buffers.len());
+    for buffer in buffers {
+        let Buffer { runner, acquire, releaser, release, .. } = *buffer;
+        let life = Life { runner, acquire, releaser, release };
+        let (Some(first), Some(last), true) = (acquire, release, runner == releaser) else {
+            // Without a point for one end, that end is the launch's own.
+            lives.push(life);
+            continue;
+        };
+        let proven = match known.get(&life) {
+            Some(&proven) => proven,
+            None => {
+                let proven = precedes(&before[runner], first, last, work)?;
+                known.insert(life, proven);
+                proven
+            }
+        };
+        lives.push(if proven { life } else { Life { acquire: None, release: None, ..life } });
+    }
+    Some(lives)
+}
+
+/// For each point of a runner, the points just before it: of its stream, of its event, of its group.
+fn points_before(runner: &Runner) -> Vec<Vec<usize>> {
+    let (mut streams, mut events, mut groups) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    let each = runner.points.iter().enumerate().map(|(at, point)| {
+        let mut before: Vec<usize> = streams.insert(point.stream, at).into_iter().collect();
+        match &point.kind {
+            PointKind::Record(event) => _ = events.insert(*event, at),
+            PointKind::Wait(event) => before.extend(events.get(event)),
+            PointKind::Collective(group) => before.extend(groups.insert(group.as_str(), at)),
+            _ => {}
+        }
+        before
+    });
+    each.collect()
+}
+
+fn precedes(before: &[Vec<usize>], first: usize, last: usize, work: &mut Work) -> Option<bool> {
+    let mut seen = BTreeSet::new();
+    let mut open = vec![last];
+    while let Some(at) = open.pop() {
+        work.spend(1)?;
+        if at == first {
+            return Some(true);
+        }
+        if at > first && seen.insert(at) {
+            open.extend_from_slice(&before[at]);
+        }
+    }
+    Some(false)
+}
+
+/// One use of a buffer, in launches, counted through rounds under wrap.
+#[derive(Clone, Copy, Debug)]
+struct Use {
     from: usize,
-    /// The launch after the one that reads it last.
-    live: usize,
+    /// The launch that reads it last.
+    to: usize,
     /// The first launch that may reuse its bytes.
     held: usize,
+    /// Whether it is the first of all uses of its buffer.
+    first: bool,
 }
 
-/// Every use of every buffer that begins in the first round of a step. All ends of a buffer's uses ascend: a later use
-/// is read no earlier than the one before it.
-pub(super) fn uses(trace: &Trace, plan: &Plan, buffers: &[Buffer<'_>], step: &[u32]) -> Vec<Vec<Use>> {
-    let launches = step.len();
-    let horizon = match plan.options.step_cut {
-        StepCut::Barrier => launches,
-        StepCut::Wrap => 3 * launches,
-    };
-    let mut launched = vec![Vec::new(); trace.runners.len()];
-    for launch in 0..horizon {
-        launched[step[launch % launches] as usize].push(launch);
+/// The launch that reads what nothing reads in a step.
+const NEVER: usize = usize::MAX;
+
+/// How uses are compared.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rule {
+    /// Only what is live counts.
+    Live,
+    /// Depth counts; under the barrier between the first uses alone.
+    Depth,
+}
+
+/// What one step launches.
+struct Step<'a> {
+    trace: &'a Trace,
+    plan: &'a Plan,
+    launches: &'a [u32],
+    rounds: usize,
+    launched: Vec<Vec<usize>>,
+    /// Of each group with a depth of its own, the launches that use it.
+    counted: BTreeMap<&'a str, (usize, Vec<usize>)>,
+}
+
+impl<'a> Step<'a> {
+    fn new(trace: &'a Trace, plan: &'a Plan, launches: &'a [u32]) -> Step<'a> {
+        let rounds = match plan.options.step_cut {
+            StepCut::Barrier => 1,
+            StepCut::Wrap => 3,
+        };
+        // One round more than is compared, since that may read what this one acquires.
+        let horizon = if rounds > 1 { rounds + 1 } else { 1 } * launches.len();
+        let runner = |launch: usize| launches[launch % launches.len()] as usize;
+        let mut launched = vec![Vec::new(); trace.runners.len()];
+        (0..horizon).for_each(|launch| launched[runner(launch)].push(launch));
+        let counted = plan.options.depth_by_group.iter().map(|(group, &depth)| {
+            let uses: Vec<bool> = trace.runners.iter().map(|runner| runner.uses(group)).collect();
+            let counted = (0..horizon).filter(|&launch| uses[runner(launch)]).collect();
+            (group.as_str(), (depth as usize, counted))
+        });
+        Step { trace, plan, launches, rounds, launched, counted: counted.collect() }
     }
-    // Of each group with a depth of its own, the launches that use it, through as many rounds as could count.
-    let depths = match plan.options.strategy {
-        Strategy::Sessile => Some(&plan.options.depth_by_group),
-        _ => None,
-    };
-    let counted = |group: &String| -> Vec<usize> {
-        let uses: Vec<bool> = trace.runners.iter().map(|runner| runner.uses(group)).collect();
-        (0..horizon).filter(|launch| uses[step[launch % launches] as usize]).collect()
-    };
-    let depths: BTreeMap<&String, (usize, Vec<usize>)> = depths
-        .into_iter()
-        .flatten()
-        .map(|(group, &depth)| (group, (depth as usize, counted(group))))
-        .collect();
-    let held = |buffer: &Buffer<'_>, last: usize| match buffer.spec.group.as_ref().and_then(|g| depths.get(g))
-    {
-        None => last + promised(plan),
-        Some(&(depth, ref counted)) => {
-            let later = &counted[counted.partition_point(|&launch| launch <= last)..];
+
+    fn held(&self, buffer: &Buffer<'_>, to: usize, rule: Rule) -> usize {
+        if to == NEVER {
+            return NEVER;
+        }
+        if rule == Rule::Live {
+            return to + 1;
+        }
+        match buffer.spec.group.as_deref().and_then(|group| self.counted.get(group)) {
+            None => to + self.plan.options.depth as usize,
+            Some(&(1, _)) => to + 1,
             // The launch that reads it last is the first of `depth`.
-            match depth - 1 {
-                0 => last + 1,
-                more => later.get(more - 1).map_or(usize::MAX / 2, |&launch| launch + 1),
+            Some((depth, counted)) => {
+                let later = &counted[counted.partition_point(|&launch| launch <= to)..];
+                later.get(depth - 2).map_or(NEVER, |&launch| launch + 1)
             }
         }
-    };
-    let of = |buffer: &Buffer<'_>| {
-        let (own, reads) = (&launched[buffer.runner], &launched[buffer.releaser]);
-        let begins = own.iter().copied().enumerate().take_while(|&(_, from)| from < launches);
-        let used = begins.map(|(at, from)| {
-            if buffer.releaser == buffer.runner {
-                return Use { from, live: from + 1, held: held(buffer, from) };
-            }
-            let again = own.get(at + 1).copied().unwrap_or(horizon);
-            let first = reads.partition_point(|&read| read < from);
-            let before_again = reads.partition_point(|&read| read < again);
-            // The last read before it begins again; without one, the first read after that.
-            let last = if before_again > first { before_again - 1 } else { first };
-            let last = reads.get(last).copied().unwrap_or(launches - 1);
-            Use { from, live: last + 1, held: held(buffer, last) }
+    }
+
+    /// All uses of a buffer, ascending. One that nothing releases in time lasts for ever.
+    fn uses(&self, buffer: &Buffer<'_>, home: bool, rule: Rule) -> Vec<Use> {
+        let (own, reads) = (&self.launched[buffer.runner], &self.launched[buffer.releaser]);
+        let horizon = self.rounds * self.launches.len();
+        let begins = own.iter().enumerate().take_while(|&(_, &from)| from < horizon);
+        let used = begins.map(|(at, &from)| {
+            let to = if buffer.releaser == buffer.runner {
+                from
+            } else {
+                let again = own.get(at + 1).copied().unwrap_or(usize::MAX);
+                let first = reads.partition_point(|&read| read < from);
+                let before_again = reads.partition_point(|&read| read < again);
+                // The last read before it begins again; without one, the first read after that.
+                let last = if before_again > first { before_again - 1 } else { first };
+                reads.get(last).copied().unwrap_or(NEVER)
+            };
+            Use { from, to, held: self.held(buffer, to, rule), first: home && at == 0 }
         });
         used.collect()
-    };
-    buffers.iter().map(of).collect()
-}
-
-/// The first of `a` that meets one of `b`, and the first such. A use lasts until `end` says.
-fn nearest(
-    a: &[Use],
-    b: &[Use],
-    end: impl Fn(&Use) -> usize,
-    launches: usize,
-    cut: StepCut,
-) -> Option<(Use, Use)> {
-    let around = |used: &Use| cut == StepCut::Wrap && end(used) - used.from >= launches;
-    let around_b = b.iter().position(around);
-    // How many steps `a` and `b` are ahead: under wrap, two steps lie on either side.
-    let (ahead, steps) = match cut {
-        StepCut::Barrier => (0, 0..1),
-        StepCut::Wrap => (2 * launches, 0..5),
-    };
-    a.iter().find_map(|x| {
-        let near = |step: usize| {
-            let shift = step * launches;
-            // Ends ascend: of those that end late enough, the first is the one that begins earliest.
-            let at = b.partition_point(|y| end(y) + shift <= x.from + ahead);
-            b.get(at).is_some_and(|y| y.from + shift < end(x) + ahead).then_some(at)
-        };
-        let first = if around(x) { Some(0) } else { steps.clone().filter_map(near).chain(around_b).min() };
-        first.and_then(|at| b.get(at)).map(|&y| (*x, y))
-    })
-}
-
-/// The distance that sessile promises; the other strategies promise only that nothing live is shared.
-fn promised(plan: &Plan) -> usize {
-    match plan.options.strategy {
-        Strategy::Sessile => plan.options.depth as usize,
-        _ => 1,
     }
 }
 
-/// `None` once the work is spent. `all` holds the uses of each step.
-pub(super) fn check(
-    trace: &Trace,
-    plan: &Plan,
+/// Pairs of requests to be looked at: for each, the others.
+type Pairs = Vec<Vec<usize>>;
+
+/// Tells of each pair of uses of each pair of requests whether it is ordered.
+fn compare(
+    step: &Step<'_>,
     buffers: &[Buffer<'_>],
-    all: &[Vec<Vec<Use>>],
+    lives: &[Life],
+    home: &[bool],
+    rule: Rule,
+    pairs: &Pairs,
     work: &mut Work,
-    found: &mut Vec<Violation>,
+    mut tell: impl FnMut((usize, usize), (usize, usize), bool),
 ) -> Option<()> {
-    let cut = plan.options.step_cut;
-    // The step that launches a buffer's runner first.
-    let home = |at: usize| all.iter().position(|uses| !uses[at].is_empty());
+    let mut graph = Unrolled::bare(step.trace, step.launches, step.rounds, step.plan, buffers, work)?;
+    let uses: Vec<Vec<Use>> =
+        buffers.iter().zip(home).map(|(buffer, &home)| step.uses(buffer, home, rule)).collect();
+    let horizon = step.rounds * step.launches.len();
+    let node = |graph: &Unrolled<'_>, at: usize, launch: usize| match lives[at].release {
+        Some(point) => graph.point(launch, point),
+        None => graph.end(launch),
+    };
+    for (at, uses) in uses.iter().enumerate() {
+        for used in uses.iter().filter(|used| used.to < horizon && used.held < horizon) {
+            work.spend(1)?;
+            let (from, to) = (node(&graph, at, used.to), graph.start(used.held));
+            graph.edge(from, to);
+        }
+    }
+    let mut acquirers: Vec<BTreeMap<Option<usize>, Vec<usize>>> =
+        vec![BTreeMap::new(); step.trace.runners.len()];
+    for (at, life) in lives.iter().enumerate() {
+        if !pairs[at].is_empty() {
+            acquirers[life.runner].entry(life.acquire).or_default().push(at);
+        }
+    }
+    // Under the barrier depth counts between first uses.
+    let counts = |used: &Use| rule == Rule::Live || used.first || step.plan.options.step_cut == StepCut::Wrap;
+    let mut search = Search::new(&graph);
+    search.restart();
+    for launch in 0..horizon {
+        let runner = step.launches[launch % step.launches.len()] as usize;
+        search.begin(launch, 0, None, work)?;
+        let use_at = |at: usize| {
+            let of = &uses[at];
+            of[of.partition_point(|used| used.from < launch)..].first().filter(|used| used.from == launch)
+        };
+        let mut beside: BTreeMap<(usize, usize), bool> = BTreeMap::new();
+        for (&point, acquired) in &acquirers[runner] {
+            let mut asked: Vec<(usize, usize, usize, usize)> = Vec::new();
+            for &y in acquired.iter().filter(|&&y| use_at(y).is_some_and(counts)) {
+                for &x in &pairs[y] {
+                    let earlier = &uses[x][..uses[x].partition_point(|used| used.from < launch)];
+                    for used in earlier.iter().rev().take_while(|used| used.held > launch) {
+                        work.spend(1)?;
+                        if !counts(used) {
+                            continue;
+                        }
+                        if used.to > launch {
+                            tell((x, used.from), (y, launch), false);
+                        } else {
+                            asked.push((node(&graph, x, used.to), x, used.from, y));
+                        }
+                    }
+                    if let Some(used) = use_at(x).filter(|used| counts(used)) {
+                        work.spend(1)?;
+                        let ordered = beside.entry((x.min(y), x.max(y))).or_default();
+                        if used.to == launch && !*ordered {
+                            asked.push((node(&graph, x, launch), x, launch, y));
+                        }
+                    }
+                }
+            }
+            let lowest = asked.iter().map(|&(release, ..)| release).min();
+            let Some(lowest) = lowest else { continue };
+            let to = point.map_or(graph.start(launch), |point| graph.point(launch, point));
+            search.find(to, lowest, None, work)?;
+            for (release, x, from, y) in asked {
+                let ordered = search.found(release);
+                if from == launch {
+                    *beside.entry((x.min(y), x.max(y))).or_default() |= ordered;
+                } else {
+                    tell((x, from), (y, launch), ordered);
+                }
+            }
+        }
+        for ((x, y), ordered) in beside {
+            tell((x, launch), (y, launch), ordered);
+        }
+    }
+    Some(())
+}
+
+/// For each request, those that share bytes with it.
+fn sharing(buffers: &[Buffer<'_>], work: &mut Work) -> Option<Pairs> {
     let mut by_offset: Vec<(u32, u64, u64, usize)> = buffers
         .iter()
         .enumerate()
@@ -133,160 +286,137 @@ pub(super) fn check(
         .map(|(view, at)| (view.arena, view.offset, view.offset.saturating_add(view.bytes), at))
         .collect();
     by_offset.sort_unstable();
+    let mut pairs = vec![Vec::new(); buffers.len()];
     for (place, &(arena, _, end, a)) in by_offset.iter().enumerate() {
-        let above = by_offset[place + 1..].iter().take_while(|other| other.0 == arena && other.1 < end);
-        for &(.., b) in above {
-            let mut fault = None;
-            for (step, uses) in all.iter().enumerate() {
-                let (uses_of_a, uses_of_b) = (&uses[a], &uses[b]);
-                work.spend(1 + uses_of_a.len() + uses_of_b.len())?;
-                if uses_of_a.is_empty() || uses_of_b.is_empty() {
-                    continue;
-                }
-                let launches = trace.steps[step].len();
-                let live = nearest(uses_of_a, uses_of_b, |used| used.live, launches, cut);
-                if let Some(pair) = live {
-                    fault = Some((Reason::LiveOverlap, step, pair));
-                    break;
-                }
-                let held = |used: &Use| used.held;
-                // Where runners are launched again, depth counts between first launches (see `bound`).
-                let soon = match cut {
-                    StepCut::Wrap => nearest(uses_of_a, uses_of_b, held, launches, cut),
-                    StepCut::Barrier if home(a) == Some(step) && home(b) == Some(step) => {
-                        nearest(&uses_of_a[..1], &uses_of_b[..1], held, launches, cut)
-                    }
-                    StepCut::Barrier => None,
-                };
-                fault = fault.or(soon.map(|pair| (Reason::ReusedTooSoon, step, pair)));
+        for &(.., b) in by_offset[place + 1..].iter().take_while(|other| other.0 == arena && other.1 < end) {
+            work.spend(1)?;
+            pairs[a].push(b);
+            pairs[b].push(a);
+        }
+    }
+    Some(pairs)
+}
+
+/// The requests of each arena's bound, one of each life, in pairs; and how many lives there are.
+struct Peaks {
+    pairs: Pairs,
+    /// Arena and, inside it, number of each representative.
+    number: BTreeMap<usize, (usize, usize)>,
+    lives: Vec<usize>,
+}
+
+fn peaks(plan: &Plan, buffers: &[Buffer<'_>], lives: &[Life], found: &mut Vec<Violation>) -> Peaks {
+    let index: BTreeMap<RequestId, usize> =
+        buffers.iter().enumerate().map(|(at, buffer)| (buffer.id, at)).collect();
+    let mut made =
+        Peaks { pairs: vec![Vec::new(); buffers.len()], number: BTreeMap::new(), lives: Vec::new() };
+    for (number, arena) in plan.arenas.iter().enumerate() {
+        let wrong = || Violation::new(Reason::LowerBoundWrong);
+        let mut sum = 0u64;
+        let mut of_life: BTreeMap<(Life, Option<&str>), usize> = BTreeMap::new();
+        for (place, &id) in arena.peak.iter().enumerate() {
+            let Some(&at) = index.get(&id) else {
+                found.push(Violation::new(Reason::UnknownRequest).about(unknown(id, None)));
+                continue;
+            };
+            if place > 0 && arena.peak[place - 1] >= id {
+                found.push(wrong().values("`peak` in order, each request once", id));
             }
-            if let Some((reason, step, (x, y))) = fault {
-                let (x, y) = ((x.from, a), (y.from, b));
-                let (first, second) = if x <= y { (x, y) } else { (y, x) };
-                let party = |(position, at): (usize, usize)| {
-                    buffers[at].party(trace, Some(Launch { step, position }))
-                };
-                found.push(Violation::between(reason, party(first), party(second)));
+            if buffers[at].spec.domain != arena.domain {
+                found.push(wrong().values(&arena.domain, &buffers[at].spec.domain));
+            }
+            sum = sum.saturating_add(buffers[at].spec.aligned_bytes().unwrap_or(0));
+            of_life.entry((lives[at], buffers[at].spec.group.as_deref())).or_insert(at);
+        }
+        if sum != arena.lower_bound_bytes {
+            found.push(wrong().values(sum, arena.lower_bound_bytes));
+        }
+        let chosen: Vec<usize> = of_life.into_values().collect();
+        for (place, &at) in chosen.iter().enumerate() {
+            made.number.insert(at, (number, place));
+            made.pairs[at] = chosen.iter().copied().filter(|&other| other != at).collect();
+        }
+        made.lives.push(chosen.len());
+    }
+    made
+}
+
+/// Checks that no two requests that are live at once share bytes, that sessile keeps its depth, and that the bounds are
+/// right. `None` once the work is spent.
+pub(super) fn check(
+    trace: &Trace,
+    plan: &Plan,
+    buffers: &[Buffer<'_>],
+    work: &mut Work,
+    found: &mut Vec<Violation>,
+) -> Option<()> {
+    let lives = lives(trace, buffers, work)?;
+    let sharing = sharing(buffers, work)?;
+    let peaks = peaks(plan, buffers, &lives, found);
+    let mut unordered: Vec<Vec<bool>> = peaks.lives.iter().map(|&count| vec![false; count * count]).collect();
+    let mut faults: BTreeMap<(usize, usize), (Reason, (usize, Launch), (usize, Launch))> = BTreeMap::new();
+    let mut pairs = sharing;
+    for (pairs, more) in pairs.iter_mut().zip(&peaks.pairs) {
+        pairs.extend_from_slice(more);
+        pairs.sort_unstable();
+        pairs.dedup();
+    }
+    // Where no runner is launched again, what depth forbids holds all that is live at once.
+    let launched = trace.launch_count() == trace.runners.len();
+    let once = launched && plan.options.step_cut == StepCut::Barrier;
+    let rules: &[Rule] = match plan.options.strategy {
+        Strategy::Sessile if once => &[Rule::Depth, Rule::Live],
+        Strategy::Sessile => &[Rule::Live, Rule::Depth],
+        _ => &[Rule::Live],
+    };
+    for &rule in rules {
+        if once && rule == Rule::Live && plan.options.strategy == Strategy::Sessile && faults.is_empty() {
+            break;
+        }
+        let reason = match rule {
+            Rule::Live => Reason::LiveOverlap,
+            Rule::Depth => Reason::ReusedTooSoon,
+        };
+        let mut seen = vec![false; trace.runners.len()];
+        for (number, launches) in trace.steps.iter().enumerate() {
+            let step = Step::new(trace, plan, launches);
+            let home: Vec<bool> = buffers.iter().map(|buffer| !seen[buffer.runner]).collect();
+            launches.iter().for_each(|&runner| seen[runner as usize] = true);
+            let at = |launch: usize| Launch { step: number, position: launch % launches.len() };
+            compare(&step, buffers, &lives, &home, rule, &pairs, work, |x, y, ordered| {
+                if ordered {
+                    return;
+                }
+                if buffers[x.0].shares_bytes(&buffers[y.0]) {
+                    let fault = (reason, (x.0, at(x.1)), (y.0, at(y.1)));
+                    let of_pair = faults.entry((x.0.min(y.0), x.0.max(y.0))).or_insert(fault);
+                    if rule == Rule::Live && of_pair.0 == Reason::ReusedTooSoon {
+                        *of_pair = fault;
+                    }
+                }
+                if let (Some(&(arena, a)), Some(&(other, b))) =
+                    (peaks.number.get(&x.0), peaks.number.get(&y.0))
+                    && arena == other
+                {
+                    let count = peaks.lives[arena];
+                    unordered[arena][a * count + b] = true;
+                    unordered[arena][b * count + a] = true;
+                }
+            })?;
+        }
+    }
+    for (reason, x, y) in faults.into_values() {
+        let party = |(at, launch): (usize, Launch)| buffers[at].party(trace, Some(launch));
+        found.push(Violation::between(reason, party(x), party(y)));
+    }
+    for (&x, &(arena, a)) in &peaks.number {
+        for &y in peaks.pairs[x].iter().filter(|&&y| x < y) {
+            let b = peaks.number[&y].1;
+            if !unordered[arena][a * peaks.lives[arena] + b] {
+                let (first, second) = (buffers[x].party(trace, None), buffers[y].party(trace, None));
+                found.push(Violation::between(Reason::LowerBoundWrong, first, second));
             }
         }
     }
     Some(())
-}
-
-/// Sums of bytes, by where they change.
-#[derive(Default)]
-struct Load(Vec<(usize, i64)>);
-
-impl Load {
-    /// Adds bytes wherever one of the ranges is, once.
-    fn add(&mut self, mut ranges: Vec<(usize, usize)>, bytes: u64) {
-        ranges.sort_unstable();
-        let mut covered = 0;
-        for (from, to) in ranges {
-            if to > covered.max(from) {
-                self.0.extend([(covered.max(from), bytes as i64), (to, -(bytes as i64))]);
-                covered = to;
-            }
-        }
-    }
-
-    fn max(mut self) -> u64 {
-        // Where some end and others begin, the ends come first.
-        self.0.sort_unstable();
-        let sums = self.0.iter().scan(0, |sum, &(_, change)| {
-            *sum += change;
-            Some(*sum)
-        });
-        sums.max().unwrap_or(0) as u64
-    }
-}
-
-/// Of each domain, the largest sum of bytes that must be live at once: launch by launch, who cannot be elsewhere.
-pub(super) fn bounds<'a>(
-    trace: &Trace,
-    plan: &Plan,
-    buffers: &[Buffer<'a>],
-    all: &[Vec<Vec<Use>>],
-) -> BTreeMap<&'a Domain, u64> {
-    let cut = plan.options.step_cut;
-    let mut bounds: BTreeMap<&Domain, u64> = BTreeMap::new();
-    let mut seen = vec![false; buffers.len()];
-    for (step, uses_in_step) in trace.steps.iter().zip(all) {
-        let launches = step.len();
-        let cover = |ranges: &mut Vec<(usize, usize)>, from: usize, end: usize| {
-            let end = end.min(from + launches);
-            ranges.push((from, end.min(launches)));
-            if cut == StepCut::Wrap && end > launches {
-                ranges.push((0, end - launches));
-            }
-        };
-        let mut loads: BTreeMap<&Domain, [Load; 2]> = BTreeMap::new();
-        for (at, (buffer, uses)) in buffers.iter().zip(uses_in_step).enumerate() {
-            let bytes = buffer.spec.aligned_bytes().unwrap_or(0);
-            let (mut live_now, mut held_for_depth) = (Vec::new(), Vec::new());
-            for used in uses {
-                cover(&mut live_now, used.from, used.live);
-                if !std::mem::replace(&mut seen[at], true) || cut == StepCut::Wrap {
-                    cover(&mut held_for_depth, used.from, used.held);
-                }
-            }
-            let [now, held] = loads.entry(&buffer.spec.domain).or_default();
-            now.add(live_now, bytes);
-            held.add(held_for_depth, bytes);
-        }
-        for (domain, [now, held]) in loads {
-            let bound = bounds.entry(domain).or_default();
-            *bound = (*bound).max(now.max()).max(held.max());
-        }
-    }
-    bounds
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// All pairs, compared one by one.
-    fn nearest_of_all(a: &[Use], b: &[Use], launches: usize, cut: StepCut) -> Option<(Use, Use)> {
-        let near = |a: Use, b: Use| a.from < b.held && b.from < a.held;
-        let later = |used: Use, steps: usize| Use {
-            from: used.from + steps * launches,
-            held: used.held + steps * launches,
-            ..used
-        };
-        let around = |used: Use| used.held - used.from >= launches;
-        let mut pairs = a.iter().flat_map(|&x| b.iter().map(move |&y| (x, y)));
-        pairs.find(|&(x, y)| match cut {
-            StepCut::Barrier => near(x, y),
-            StepCut::Wrap => around(x) || around(y) || (0..5).any(|steps| near(later(x, 2), later(y, steps))),
-        })
-    }
-
-    #[test]
-    fn the_nearest_pair_is_the_one_that_comparing_all_finds() {
-        let mut state = 7u64;
-        let mut random = |below: usize| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) as usize % below
-        };
-        let mut near = 0;
-        for _ in 0..200_000 {
-            let (launches, distance) = (3 + random(30), 1 + random(3));
-            let cut = if random(2) == 0 { StepCut::Barrier } else { StepCut::Wrap };
-            let mut some = || {
-                let (count, length) = (1 + random(3), 1 + random(2 * launches));
-                let mut begins: Vec<usize> = (0..count).map(|_| random(launches)).collect();
-                let mut ends: Vec<usize> = begins.iter().map(|&from| from + random(length)).collect();
-                begins.sort_unstable();
-                ends.sort_unstable();
-                let used = |(from, to): (usize, usize)| Use { from, live: to + 1, held: to + distance };
-                begins.into_iter().zip(ends).map(used).collect::<Vec<Use>>()
-            };
-            let (a, b) = (some(), some());
-            let pair = nearest(&a, &b, |used| used.held, launches, cut);
-            assert_eq!(pair, nearest_of_all(&a, &b, launches, cut), "{a:?} {b:?} {launches}");
-            near += usize::from(pair.is_some());
-        }
-        assert!((50_000..190_000).contains(&near), "{near}");
-    }
 }

@@ -27,7 +27,7 @@ use crate::{
     limits::VALIDATE_WORK_MAX,
     options::{LaunchOrder, Strategy},
     plan::{PLAN_VERSION, Plan, View},
-    request::{Domain, RequestId, RequestSpec, VIEW_ALIGN},
+    request::{RequestId, RequestSpec, VIEW_ALIGN},
     trace::{PointKind, Trace},
 };
 
@@ -47,7 +47,7 @@ pub enum Reason {
     ArenasUnsorted,
     /// An arena ends elsewhere than its last view.
     ArenaSizeWrong,
-    /// An arena's lower bound is not the largest sum of bytes live at once.
+    /// An arena's lower bound is not the bytes of its `peak`, or two requests of that may share bytes.
     LowerBoundWrong,
     /// A view or a fence of a request that the trace does not have.
     UnknownRequest,
@@ -149,7 +149,9 @@ impl Reason {
             Reason::LaunchOrderWrong => "the launch order is not the one the options give",
             Reason::ArenasUnsorted => "arenas must be in order of domain, one for each",
             Reason::ArenaSizeWrong => "an arena must end where its last view ends",
-            Reason::LowerBoundWrong => "the lower bound is not the largest sum of bytes live at once",
+            Reason::LowerBoundWrong => {
+                "the lower bound must be the sum of the bytes of `peak`, whose requests conflict pairwise"
+            }
             Reason::UnknownRequest => "the trace has no such request",
             Reason::MissingView => "every request needs a view",
             Reason::DuplicateView => "a request has one view only",
@@ -344,10 +346,9 @@ pub fn validate(trace: &Trace, plan: &Plan) -> Vec<Violation> {
         found.push(Violation::new(Reason::DigestMismatch).values(digest, &plan.trace_digest));
     }
     let buffers = buffers(trace, plan, &mut found);
-    let uses: Vec<_> = trace.steps.iter().map(|step| live::uses(trace, plan, &buffers, step)).collect();
-    arenas(plan, &buffers, &live::bounds(trace, plan, &buffers, &uses), &mut found);
+    arenas(plan, &buffers, &mut found);
     let mut work = Work { left: VALIDATE_WORK_MAX };
-    let checked = live::check(trace, plan, &buffers, &uses, &mut work, &mut found)
+    let checked = live::check(trace, plan, &buffers, &mut work, &mut found)
         .and_then(|()| reach::check(trace, plan, &buffers, &mut work, &mut found));
     if checked.is_none() {
         let sizes = (trace.launch_count(), buffers.len(), plan.fences.len());
@@ -483,7 +484,7 @@ fn check_view(trace: &Trace, plan: &Plan, buffer: &Buffer<'_>, view: &View, foun
     }
 }
 
-fn arenas(plan: &Plan, buffers: &[Buffer<'_>], bounds: &BTreeMap<&Domain, u64>, found: &mut Vec<Violation>) {
+fn arenas(plan: &Plan, buffers: &[Buffer<'_>], found: &mut Vec<Violation>) {
     if let Some(pair) = plan.arenas.windows(2).find(|pair| pair[0].domain >= pair[1].domain) {
         let wrong = Violation::new(Reason::ArenasUnsorted);
         found.push(wrong.values(format!("{} after {}", pair[0].domain, pair[1].domain), "the reverse"));
@@ -497,10 +498,6 @@ fn arenas(plan: &Plan, buffers: &[Buffer<'_>], bounds: &BTreeMap<&Domain, u64>, 
     for (arena, end) in plan.arenas.iter().zip(ends) {
         if arena.bytes != end {
             found.push(Violation::new(Reason::ArenaSizeWrong).values(end, arena.bytes));
-        }
-        let bound = bounds.get(&arena.domain).copied().unwrap_or(0);
-        if arena.lower_bound_bytes != bound {
-            found.push(Violation::new(Reason::LowerBoundWrong).values(bound, arena.lower_bound_bytes));
         }
     }
 }

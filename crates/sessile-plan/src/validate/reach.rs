@@ -17,7 +17,7 @@ struct Edge {
 }
 
 /// All launches of some steps, every point a node.
-struct Unrolled<'a> {
+pub(super) struct Unrolled<'a> {
     trace: &'a Trace,
     buffers: &'a [Buffer<'a>],
     launches: Vec<usize>,
@@ -28,6 +28,7 @@ struct Unrolled<'a> {
 }
 
 impl<'a> Unrolled<'a> {
+    /// With fences, through as many rounds as show every way.
     fn new(
         trace: &'a Trace,
         step: &[u32],
@@ -40,6 +41,20 @@ impl<'a> Unrolled<'a> {
             StepCut::Barrier => 1,
             StepCut::Wrap => 3,
         };
+        let mut graph = Unrolled::bare(trace, step, rounds, plan, buffers, work)?;
+        graph.fences(fences, work)?;
+        Some(graph)
+    }
+
+    /// Without fences.
+    pub(super) fn bare(
+        trace: &'a Trace,
+        step: &[u32],
+        rounds: usize,
+        plan: &Plan,
+        buffers: &'a [Buffer<'a>],
+        work: &mut Work,
+    ) -> Option<Self> {
         let launches: Vec<usize> =
             (0..rounds).flat_map(|_| step.iter().map(|&runner| runner as usize)).collect();
         let mut launched = vec![Vec::new(); trace.runners.len()];
@@ -56,23 +71,22 @@ impl<'a> Unrolled<'a> {
         graph.recorded_order();
         graph.launch_order(plan.launch_order);
         graph.collectives();
-        graph.fences(fences, work)?;
         Some(graph)
     }
 
-    fn start(&self, launch: usize) -> usize {
+    pub(super) fn start(&self, launch: usize) -> usize {
         self.first_node[launch]
     }
 
-    fn point(&self, launch: usize, point: usize) -> usize {
+    pub(super) fn point(&self, launch: usize, point: usize) -> usize {
         self.first_node[launch] + 1 + point
     }
 
-    fn end(&self, launch: usize) -> usize {
+    pub(super) fn end(&self, launch: usize) -> usize {
         self.point(launch, self.trace.runners[self.launches[launch]].points.len())
     }
 
-    fn edge(&mut self, from: usize, to: usize) {
+    pub(super) fn edge(&mut self, from: usize, to: usize) {
         self.into[to].push(Edge { from, fence: None });
     }
 
@@ -195,7 +209,7 @@ impl Marks {
 ///  launch 7                  start --- complete ---       and what is before that
 ///  launch 8                              start -- acquire
 /// ```
-struct Search<'g> {
+pub(super) struct Search<'g> {
     graph: &'g Unrolled<'g>,
     /// Preceding the start of the launch at hand.
     main: Marks,
@@ -205,18 +219,24 @@ struct Search<'g> {
 }
 
 impl<'g> Search<'g> {
-    fn new(graph: &'g Unrolled<'g>) -> Self {
+    pub(super) fn new(graph: &'g Unrolled<'g>) -> Self {
         let nodes = graph.into.len();
         Search { graph, main: Marks::new(nodes), near: Marks::new(nodes), open: Vec::new() }
     }
 
     /// Begins again with the first launch.
-    fn restart(&mut self) {
+    pub(super) fn restart(&mut self) {
         self.main.clear();
     }
 
     /// Goes on to a later launch. Nodes below `lowest` are not asked for from here on.
-    fn begin(&mut self, launch: usize, lowest: usize, without: Option<usize>, work: &mut Work) -> Option<()> {
+    pub(super) fn begin(
+        &mut self,
+        launch: usize,
+        lowest: usize,
+        without: Option<usize>,
+        work: &mut Work,
+    ) -> Option<()> {
         let start = self.graph.start(launch);
         if start >= lowest && self.main.insert(start) {
             self.open.push(start);
@@ -234,7 +254,13 @@ impl<'g> Search<'g> {
     }
 
     /// Finds all nodes from `lowest` on that precede `to`, as if `without` were no fence.
-    fn find(&mut self, to: usize, lowest: usize, without: Option<usize>, work: &mut Work) -> Option<()> {
+    pub(super) fn find(
+        &mut self,
+        to: usize,
+        lowest: usize,
+        without: Option<usize>,
+        work: &mut Work,
+    ) -> Option<()> {
         self.near.clear();
         self.open.push(to);
         while let Some(node) = self.open.pop() {
@@ -251,7 +277,7 @@ impl<'g> Search<'g> {
     }
 
     /// Whether a node precedes what was last searched from.
-    fn found(&self, node: usize) -> bool {
+    pub(super) fn found(&self, node: usize) -> bool {
         self.main.contains(node) || self.near.contains(node)
     }
 }

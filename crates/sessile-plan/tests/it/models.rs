@@ -1,84 +1,29 @@
-//! Weight gradients of real models: the baselines' published figures, and what sessile makes of the same traces.
+//! Published models: the traces' figures are those published for the baselines, and the plans are small.
 
 use sessile_plan::{
-    PlanOptions, PointKind, Request, Role, Runner, StepCut, Strategy, Trace, baseline_bytes, plan, validate,
+    DType, PlanOptions, Role, StepCut, Strategy, Trace, baseline_bytes, check_trace,
+    models::{
+        CATALOG, KindSet, Kinds, Model, ModelError, Scope, TraceOptions, model, model_trace, read_model,
+    },
+    plan, read_trace, validate, write_trace,
 };
 
-use crate::support::{CUTS, options, point, request, trace};
+use crate::support::{CUTS, options};
 
-/// One weight of a layer: rows and columns of its gradient on one rank, before sharding.
-type Weight = (&'static str, u64, u64);
-
-/// Nemotron-4 at a quarter of its size, tensor-parallel 4: hidden 9216, ffn 36864, 48 heads.
-const QUARTER: [&[Weight]; 2] =
-    [&[("fc2", 9216, 9216), ("fc1", 9216, 9216)], &[("proj", 9216, 2304), ("qkv", 3072, 9216)]];
-const LAYERS: u64 = 96;
-const SHARDS: u64 = 16;
-
-/// Input and output of one weight's reduce-scatter.
-fn reduce_scatter(id: u32, name: &str, (rows, cols): (u64, u64)) -> [Request; 2] {
-    let padded = rows.next_multiple_of(16 * SHARDS);
-    [(Role::WgradInput, padded), (Role::RsOutput, padded / SHARDS)].map(|(role, rows_here)| {
-        let number = u32::from(role == Role::RsOutput);
-        let mut made = request(id + number, 1);
-        made.spec.weight = name.into();
-        made.spec.role = role;
-        made.spec.shape = vec![rows_here, cols];
-        made.spec.unsharded_shape = vec![rows, cols];
-        made.spec.group = Some("dense".into());
-        made
-    })
-}
-
-/// One backward over the weights given, as the framework records it: weight i's reduce-scatter runs beside weight
-/// i + 1's gradient, and is waited for after it; the last one outlives the completion point.
-fn backward(name: String, weights: &[Weight], id: &mut u32) -> Runner {
-    let mut requests = Vec::new();
-    let mut points = Vec::new();
-    for (at, &(weight, rows, cols)) in weights.iter().enumerate() {
-        let [input, output] = reduce_scatter(*id, &format!("{name}.{weight}"), (rows, cols));
-        *id += 2;
-        let event = 2 * at as u32;
-        if at > 0 {
-            add(&mut points, event - 1, *id - 3);
-        }
-        points.push(point(0, PointKind::Acquire(input.id)));
-        points.push(point(0, PointKind::Work));
-        points.push(point(0, PointKind::Record(event)));
-        points.push(point(1, PointKind::Wait(event)));
-        points.push(point(1, PointKind::Acquire(output.id)));
-        points.push(point(1, PointKind::Collective("dense".into())));
-        points.push(point(1, PointKind::Release(input.id)));
-        points.push(point(1, PointKind::Record(event + 1)));
-        requests.extend([input, output]);
-    }
-    points.push(point(0, PointKind::Complete));
-    add(&mut points, 2 * weights.len() as u32 - 1, *id - 1);
-    Runner { name, requests, points }
-}
-
-/// The addition of a reduce-scatter's output, once its event is there.
-fn add(points: &mut Vec<sessile_plan::Point>, event: u32, output: u32) {
-    points.push(point(0, PointKind::Wait(event)));
-    points.push(point(0, PointKind::Work));
-    points.push(point(0, PointKind::Release(sessile_plan::RequestId(output))));
-}
-
-/// A runner for each layer, or for each module of each layer.
+/// Megatron-LM's buffers of nemotron4-quarter.
 pub(crate) fn quarter(by_layer: bool) -> Trace {
-    let mut id = 0;
-    let mut runners = Vec::new();
-    for layer in (0..LAYERS).rev() {
-        if by_layer {
-            runners.push(backward(format!("layer{layer}"), &QUARTER.concat(), &mut id));
-        } else {
-            for (module, weights) in ["mlp", "attention"].iter().zip(QUARTER) {
-                runners.push(backward(format!("layer{layer}.{module}"), weights, &mut id));
-            }
-        }
+    let scope = if by_layer { Scope::Layer } else { Scope::Module };
+    let options = TraceOptions { scope, set: KindSet::Upstream, ..TraceOptions::default() };
+    model_trace(&model("nemotron4-quarter", 0, false).unwrap(), &options)
+}
+
+/// All models of the catalog.
+pub(crate) fn all_models() -> Vec<Model> {
+    let mut all: Vec<Model> = CATALOG[..3].iter().map(|name| model(name, 0, false).unwrap()).collect();
+    for mtp in 0..=2 {
+        all.extend([false, true].map(|heads| model("dsv3", mtp, heads).unwrap()));
     }
-    let launches = (0..runners.len() as u32).collect();
-    trace(runners, launches)
+    all
 }
 
 /// GiB with two decimals, as the figures are published.
@@ -101,6 +46,24 @@ fn the_published_figures_of_nemotron4_quarter_by_module() {
 }
 
 #[test]
+fn the_published_figures_of_the_whole_model_and_of_mtp() {
+    let upstream =
+        |kinds, scope| TraceOptions { scope, kinds, set: KindSet::Upstream, ..TraceOptions::default() };
+    let bytes = |name, mtp, options| {
+        baseline_bytes(&model_trace(&model(name, mtp, false).unwrap(), &options), StepCut::Barrier)
+    };
+    let layer = bytes("nemotron4-340b", 0, upstream(Kinds::Plain, Scope::Layer));
+    assert_eq!(layer.generations.map(gib), ["1.71", "3.42", "5.13"]);
+    let fp32 = bytes("nemotron4-340b", 0, upstream(Kinds::Fp32, Scope::Layer));
+    assert_eq!(fp32.generations.map(gib), ["3.32", "6.63", "9.95"]);
+    let mtp = bytes("dsv3", 2, upstream(Kinds::Plain, Scope::Module));
+    assert_eq!(mtp.generations.map(gib), ["0.78", "1.19", "2.35"]);
+    assert_eq!(format!("{:.1}", mtp.per_request as f64 / f64::from(1 << 30)), "54.0");
+    let registered = bytes("dsv3", 2, upstream(Kinds::Registered, Scope::Module));
+    assert_eq!(registered.generations.map(gib), ["1.15", "1.88", "3.45"]);
+}
+
+#[test]
 fn a_ring_of_two_holds_two_inputs_of_each_shape() {
     let mut inputs = quarter(false);
     for runner in &mut inputs.runners {
@@ -111,31 +74,91 @@ fn a_ring_of_two_holds_two_inputs_of_each_shape() {
 }
 
 #[test]
-fn sessile_plans_the_model_at_its_bound_under_both_cuts() {
-    for by_layer in [true, false] {
-        let given = quarter(by_layer);
-        for cut in CUTS {
-            for depth in 1..=2 {
-                let made = plan(&given, &options(Strategy::Sessile, depth, cut)).unwrap();
-                assert_eq!(
-                    made.bytes(),
-                    made.lower_bound_bytes(),
-                    "depth {depth} {cut:?} by layer {by_layer}"
-                );
-                assert_eq!(validate(&given, &made), []);
-                let alternating = baseline_bytes(&given, cut).generations[depth as usize - 1];
-                assert!(made.bytes() <= alternating);
+fn every_variant_of_every_model_is_a_trace_whose_plan_is_right() {
+    for model in all_models() {
+        for (number, scope) in [Scope::Module, Scope::Layer].into_iter().enumerate() {
+            for kinds in [Kinds::Plain, Kinds::Fp32, Kinds::Registered] {
+                for set in [KindSet::Upstream, KindSet::Own] {
+                    let options =
+                        TraceOptions { scope, kinds, set, gathered: number == 1, ..TraceOptions::default() };
+                    let trace = model_trace(&model, &options);
+                    assert_eq!(check_trace(&trace), Ok(()));
+                    let made = plan(&trace, &PlanOptions::default()).unwrap();
+                    let alternating = baseline_bytes(&trace, StepCut::Barrier).generations[1];
+                    assert!(made.bytes() <= alternating, "{} {options:?}", model.name);
+                    assert_eq!(validate(&trace, &made), [], "{} {options:?}", model.name);
+                }
             }
         }
     }
 }
 
-/// At depth 2 a launch waits for the last addition of the launch before the previous one. That launch's last
-/// reduce-scatter ended before: the previous launch's first one came after it, and was waited for before completion.
 #[test]
-fn one_fence_a_launch_is_enough_for_the_model() {
-    let made = plan(&quarter(true), &PlanOptions::default()).unwrap();
-    assert_eq!(made.fences.len() as u64, LAYERS - 2);
-    let last_of_its_runner = |id: u32| id % 8 == 7;
-    assert!(made.fences.iter().all(|fence| last_of_its_runner(fence.release.0)), "{:?}", made.fences);
+fn sessile_plans_the_model_well_under_both_cuts() {
+    for by_layer in [true, false] {
+        let given = quarter(by_layer);
+        for cut in CUTS {
+            for depth in 1..=2 {
+                let made = plan(&given, &options(Strategy::Sessile, depth, cut)).unwrap();
+                assert!(
+                    made.bytes() * 50 <= made.lower_bound_bytes() * 51,
+                    "depth {depth} {cut:?} {by_layer}"
+                );
+                assert_eq!(validate(&given, &made), []);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_model_reads_back_from_the_words_it_is_described_in() {
+    let text = r#"
+        name = "two"
+        groups = { dense = 4, expert = 2 }
+        [[blocks]]
+        name = "layer"
+        repeat = 2
+        [[blocks.modules]]
+        name = "mlp"
+        weights = [{ name = "fc2", rows = 64, cols = 256 }, { name = "fc1", rows = 250, cols = 64 }]
+        [[blocks.modules]]
+        name = "experts"
+        weights = [{ name = "fc", rows = 8, cols = 8, group = "expert", experts = 3, wgrad_dtype = "f32" }]
+    "#;
+    let two = read_model(text).unwrap();
+    let trace = model_trace(&two, &TraceOptions::default());
+    let names: Vec<&str> = trace.runners.iter().map(|runner| runner.name.as_str()).collect();
+    assert_eq!(names, ["layer1.mlp", "layer1.experts", "layer0.mlp", "layer0.experts"]);
+    let first: Vec<String> =
+        trace.runners[0].requests.iter().map(|request| request.spec.to_string()).collect();
+    insta::assert_snapshot!(first.join("\n"), @r"
+    layer1.mlp.fc2 wgrad_input bf16[64, 256] in default
+    layer1.mlp.fc2 rs_output bf16[16, 256] in default
+    layer1.mlp.fc1 wgrad_input bf16[256, 64] in default
+    layer1.mlp.fc1 rs_output bf16[64, 64] in default
+    ");
+    assert_eq!(trace.runners[1].requests.len(), 6);
+    assert!(trace.runners[1].requests.iter().all(|request| request.spec.dtype == DType::F32));
+    assert_eq!(read_trace(write_trace(&trace).as_bytes()), Ok(trace));
+}
+
+#[test]
+fn models_that_mean_nothing_are_refused() {
+    let text = |weight: &str| {
+        let head = "name = \"m\"\ngroups = { dense = 4 }\n[[blocks]]\nname = \"b\"\n[[blocks.modules]]\nname = \"m\"\n";
+        read_model(&format!("{head}weights = [{weight}]")).unwrap_err().to_string()
+    };
+    let mut words = vec![
+        text("{ name = \"w\", rows = 0, cols = 1 }"),
+        text("{ name = \"w\", rows = 1, cols = 1, group = \"other\" }"),
+        text("{ name = \"\", rows = 1, cols = 1 }"),
+        text("{ name = \"w\", rows = -1, cols = 1 }"),
+        text("{ name = \"w\", rows = 1, cols = 1, uses = 2000 }"),
+        text(""),
+        read_model("nonsense").unwrap_err().to_string(),
+    ];
+    words.push(model("gpt", 0, false).unwrap_err().to_string());
+    assert!(matches!(model("dsv3", 3, false), Err(ModelError::OutOfRange { .. })));
+    assert!(matches!(model("nemotron4-340b", 1, false), Err(ModelError::OutOfRange { .. })));
+    insta::assert_snapshot!(words.join("\n"));
 }
