@@ -2,6 +2,7 @@
 //!
 //! `cargo run --release -p sessile-plan --example survey [WORD...]` prints the rows that contain every word, and sums
 //! over them.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
 
 use std::time::Instant;
 
@@ -14,7 +15,7 @@ use sessile_plan::{
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let mut sums = Sums::default();
-    println!("{:<52} {:>9}  {}", "bytes in MiB", "requests", "depth: bytes bound gap% generations ms");
+    println!("MiB: model, requests, then for each depth: bytes, bound, % above it, generations:depth, ms");
     for (name, trace) in rows() {
         if !words.iter().all(|word| name.contains(word.as_str())) {
             continue;

@@ -46,12 +46,13 @@ pub(crate) fn lower_bounds(roster: &Roster<'_>, options: &PlanOptions, conflicts
     (0..roster.domains.len())
         .map(|domain| {
             let mut search = Search::new(roster, conflicts, domain);
-            let held = conflicts.held.iter().enumerate();
+            let held = conflicts.held.iter();
             match options.step_cut {
-                _ if conflicts.plain && own => held.for_each(|(_, found)| search.all(found, |_| true)),
-                StepCut::Wrap if own => held.for_each(|(_, found)| search.all(found, |_| true)),
+                _ if conflicts.plain && own => held.for_each(|found| search.all(found, |_| true)),
+                StepCut::Wrap if own => held.for_each(|found| search.all(found, |_| true)),
                 StepCut::Barrier if own => {
-                    held.for_each(|(step, found)| search.all(found, |at| conflicts.is_first(step, at)));
+                    held.enumerate()
+                        .for_each(|(step, found)| search.all(found, |at| conflicts.is_first(step, at)));
                     conflicts.live.iter().for_each(|found| search.all(found, |_| true));
                 }
                 _ => conflicts.live.iter().for_each(|found| search.all(found, |_| true)),

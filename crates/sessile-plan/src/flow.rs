@@ -15,12 +15,8 @@
 pub(crate) fn heaviest_antichain(weights: &[u64], precedes: impl Fn(usize, usize) -> bool) -> Vec<usize> {
     let count = weights.len();
     let mut after: Vec<Vec<usize>> = vec![Vec::new(); count];
-    for b in 0..count {
-        for a in 0..b {
-            if precedes(a, b) {
-                after[a].push(b);
-            }
-        }
+    for (a, after) in after.iter_mut().enumerate() {
+        after.extend((a + 1..count).filter(|&b| precedes(a, b)));
     }
     let mut flow = Flow::new(weights, &after);
     while flow.augment() {}

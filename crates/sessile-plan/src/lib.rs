@@ -24,6 +24,7 @@
 //! | `baseline`, `layout`, `solve` | offsets: the strategies to be measured against, and sessile's |
 //! | `fences` | the fences for what is reused and not ordered anyway |
 //! | `validate` | the independent check, which shares no code with the four rows above |
+//! | `packing` | packing files in one total order |
 //! | [`models`] | traces of published models, and of one's own |
 //! | `digest`, `format` | what ranks compare; JSON in and out |
 #![forbid(unsafe_code)]
@@ -43,6 +44,7 @@ pub mod limits;
 pub mod models;
 mod options;
 mod order;
+mod packing;
 mod plan;
 mod planner;
 mod precedence;
@@ -59,6 +61,7 @@ pub use digest::{request_hashes, runner_hash, trace_digest};
 pub use error::{FormatError, PlanError, TraceError};
 pub use format::{PLAN_SCHEMA, TRACE_SCHEMA, read_plan, read_trace, write_plan, write_trace};
 pub use options::{LaunchOrder, PlanOptions, StepCut, Strategy};
+pub use packing::{Packed, PackingBlock, PackingError, pack, read_packing};
 pub use plan::{Arena, Fence, PLAN_VERSION, Plan, View};
 pub use planner::plan;
 pub use request::{DType, Domain, Request, RequestId, RequestSpec, Role, VIEW_ALIGN};

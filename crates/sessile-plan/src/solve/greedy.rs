@@ -12,7 +12,8 @@ enum Fit {
 
 /// Tries every order with every fit; stops at `bound`.
 pub(super) fn improve(problem: &Problem, bound: u64, best: &mut Placed) {
-    for order in orders(problem) {
+    for which in 0..ORDERS {
+        let order = order(problem, which);
         for fit in [Fit::First, Fit::Best] {
             if best.total <= bound {
                 return;
@@ -24,8 +25,11 @@ pub(super) fn improve(problem: &Problem, bound: u64, best: &mut Placed) {
     }
 }
 
-/// Orders to try, the ones that win most often first.
-fn orders(problem: &Problem) -> impl Iterator<Item = Vec<u32>> + '_ {
+/// Number of orders to try.
+const ORDERS: usize = 6;
+
+/// One of the orders, the ones that win most often first.
+pub(super) fn order(problem: &Problem, which: usize) -> Vec<u32> {
     let pressure: Vec<u64> = (0..problem.len())
         .map(|block| {
             let around = problem.neighbors(block).iter().map(|&other| problem.bytes[other as usize]);
@@ -33,21 +37,25 @@ fn orders(problem: &Problem) -> impl Iterator<Item = Vec<u32>> + '_ {
         })
         .collect();
     let size = |block: usize| u128::from(u64::MAX - problem.bytes[block]);
-    let squeeze = move |block: usize| u128::from(u64::MAX - pressure[block]);
+    let squeeze = |block: usize| u128::from(u64::MAX - pressure[block]);
     let degree = |block: usize| problem.neighbors(block).len() as u128;
-    (0..6).map(move |which| {
-        let key = |block: usize| match which {
-            0 => (size(block), squeeze(block)),
-            1 => (squeeze(block), size(block)),
-            2 => (u128::MAX - u128::from(problem.bytes[block]) * degree(block), size(block)),
-            3 => (u128::MAX - degree(block), size(block)),
-            4 => (block as u128, 0),
-            _ => (u128::MAX - block as u128, 0),
-        };
-        let mut order: Vec<u32> = (0..problem.len() as u32).collect();
-        order.sort_by_cached_key(|&block| (key(block as usize), block));
-        order
-    })
+    let key = |block: usize| match which {
+        0 => (size(block), squeeze(block)),
+        1 => (squeeze(block), size(block)),
+        2 => (u128::MAX - u128::from(problem.bytes[block]) * degree(block), size(block)),
+        3 => (u128::MAX - degree(block), size(block)),
+        4 => (block as u128, 0),
+        _ => (u128::MAX - block as u128, 0),
+    };
+    let mut order: Vec<u32> = (0..problem.len() as u32).collect();
+    order.sort_by_cached_key(|&block| (key(block as usize), block));
+    order
+}
+
+/// One pass of first fit, however high.
+pub(super) fn whole_pass(problem: &Problem, order: &[u32]) -> Placed {
+    pass(problem, order, Fit::First, u64::MAX)
+        .unwrap_or_else(|| Placed { offsets: Vec::new(), total: u64::MAX })
 }
 
 /// One pass; none if it does not stay below `limit`.
@@ -65,7 +73,7 @@ fn pass(problem: &Problem, order: &[u32], fit: Fit, limit: u64) -> Option<Placed
             }
         }
         near.sort_unstable();
-        let from = gap(&near, problem.bytes[block], fit);
+        let from = gap(&near, problem.bytes[block], problem.align[block], fit);
         offsets[block] = from;
         total = total.max(from + problem.bytes[block]);
         if total >= limit {
@@ -76,7 +84,7 @@ fn pass(problem: &Problem, order: &[u32], fit: Fit, limit: u64) -> Option<Placed
 }
 
 /// Where `bytes` fit beside what is placed, which is sorted.
-fn gap(placed: &[(u64, u64)], bytes: u64, fit: Fit) -> u64 {
+fn gap(placed: &[(u64, u64)], bytes: u64, align: u64, fit: Fit) -> u64 {
     let mut top = 0;
     let mut best: Option<(u64, u64)> = None;
     for &(from, to) in placed {
@@ -88,7 +96,7 @@ fn gap(placed: &[(u64, u64)], bytes: u64, fit: Fit) -> u64 {
                 Fit::Best => {}
             }
         }
-        top = top.max(to);
+        top = top.max(to.next_multiple_of(align));
     }
     best.map_or(top, |(_, offset)| offset)
 }
@@ -104,9 +112,11 @@ mod tests {
     #[test]
     fn first_fit_takes_the_lowest_gap_and_best_fit_the_tightest() {
         let placed = [(0, 4), (10, 12), (16, 20)];
-        assert_eq!(gap(&placed, 4, Fit::First), 4);
-        assert_eq!(gap(&placed, 4, Fit::Best), 12);
-        assert_eq!(gap(&placed, 7, Fit::Best), 20);
-        assert_eq!(gap(&[], 7, Fit::First), 0);
+        assert_eq!(gap(&placed, 4, 1, Fit::First), 4);
+        assert_eq!(gap(&placed, 4, 1, Fit::Best), 12);
+        assert_eq!(gap(&placed, 7, 1, Fit::Best), 20);
+        assert_eq!(gap(&placed, 4, 8, Fit::First), 24);
+        assert_eq!(gap(&placed, 4, 6, Fit::First), 6);
+        assert_eq!(gap(&[], 7, 1, Fit::First), 0);
     }
 }

@@ -14,6 +14,8 @@
 
 mod greedy;
 mod problem;
+mod squeak;
+mod walk;
 
 pub(crate) use problem::Problem;
 
@@ -24,9 +26,42 @@ pub(crate) struct Placed {
     pub(crate) total: u64,
 }
 
+/// Blocks that one walk may try.
+const WALK_BUDGET: u64 = 1 << 17;
+/// Blocks of a problem for which several heights are tried.
+const SMALL: usize = 4096;
+/// Blocks of all fronts of a walk.
+const FRONTS_MAX: usize = 1 << 20;
+/// Pairs that repeated passes may look at.
+const SQUEAK_BUDGET: u64 = 1 << 22;
+
 /// The lowest placement found. Stops at `bound`; `known` is the height of one that the caller has.
 pub(crate) fn solve(problem: &Problem, bound: u64, known: u64) -> Placed {
     let mut best = Placed { offsets: Vec::new(), total: known };
     greedy::improve(problem, bound, &mut best);
+    if best.total <= bound {
+        return best;
+    }
+    let fronts = walk::Fronts::new(problem, FRONTS_MAX);
+    if let Some(fronts) = &fronts {
+        let mut budget = WALK_BUDGET;
+        if let Some(placed) = walk::walk(problem, bound, &mut budget, fronts) {
+            return placed;
+        }
+    }
+    let mut budget = SQUEAK_BUDGET;
+    squeak::improve(problem, bound, &mut budget, &mut best);
+    if let Some(fronts) = fronts.as_ref().filter(|_| problem.len() <= SMALL) {
+        // A little higher each time, below the best so far.
+        for eighths in 1..8 {
+            let height = bound + (best.total - bound) / 8 * eighths;
+            let mut budget = WALK_BUDGET / 4;
+            if best.total > bound
+                && let Some(placed) = walk::walk(problem, height, &mut budget, fronts)
+            {
+                return placed;
+            }
+        }
+    }
     best
 }

@@ -9,6 +9,8 @@ use crate::{
 /// Blocks of one domain, in order of acquire.
 pub(crate) struct Problem {
     pub(crate) bytes: Vec<u64>,
+    /// What each offset is a multiple of. One where sizes are all multiples of the same.
+    pub(crate) align: Vec<u64>,
     starts: Vec<usize>,
     neighbors: Vec<u32>,
     /// Requests of each block, one after the other.
@@ -64,6 +66,7 @@ impl Problem {
         let numbers = |class: usize| first[class] as u32..(first[class] + of_class[class].len()) as u32;
         let mut made = Problem {
             bytes: Vec::with_capacity(count),
+            align: vec![1; count],
             starts: vec![0],
             neighbors: Vec::new(),
             members: Vec::with_capacity(count),
@@ -84,6 +87,23 @@ impl Problem {
                 made.bytes.push(members.iter().map(|&member| roster.entries[member].bytes).sum());
                 made.members.push(members.clone());
             }
+        }
+        made
+    }
+
+    /// Blocks of these sizes and alignments; of each pair that conflicts the lower number first.
+    pub(crate) fn of_pairs(sizes: Vec<(u64, u64)>, pairs: &[(u32, u32)]) -> Problem {
+        let mut lists: Vec<Vec<u32>> = vec![Vec::new(); sizes.len()];
+        for &(a, b) in pairs {
+            lists[a as usize].push(b);
+            lists[b as usize].push(a);
+        }
+        let (bytes, align): (Vec<u64>, Vec<u64>) = sizes.into_iter().unzip();
+        let mut made = Problem { bytes, align, starts: vec![0], neighbors: Vec::new(), members: Vec::new() };
+        for mut list in lists {
+            list.sort_unstable();
+            made.neighbors.extend(list);
+            made.starts.push(made.neighbors.len());
         }
         made
     }

@@ -118,6 +118,10 @@ enum Rule {
 struct Step<'a> {
     trace: &'a Trace,
     plan: &'a Plan,
+    buffers: &'a [Buffer<'a>],
+    lives: &'a [Life],
+    /// Whether this step is the first to launch a buffer's runner.
+    home: Vec<bool>,
     launches: &'a [u32],
     rounds: usize,
     launched: Vec<Vec<usize>>,
@@ -126,7 +130,14 @@ struct Step<'a> {
 }
 
 impl<'a> Step<'a> {
-    fn new(trace: &'a Trace, plan: &'a Plan, launches: &'a [u32]) -> Step<'a> {
+    fn new(
+        trace: &'a Trace,
+        plan: &'a Plan,
+        buffers: &'a [Buffer<'a>],
+        lives: &'a [Life],
+        home: Vec<bool>,
+        launches: &'a [u32],
+    ) -> Step<'a> {
         let rounds = match plan.options.step_cut {
             StepCut::Barrier => 1,
             StepCut::Wrap => 3,
@@ -141,7 +152,7 @@ impl<'a> Step<'a> {
             let counted = (0..horizon).filter(|&launch| uses[runner(launch)]).collect();
             (group.as_str(), (depth as usize, counted))
         });
-        Step { trace, plan, launches, rounds, launched, counted: counted.collect() }
+        Step { trace, plan, buffers, lives, home, launches, rounds, launched, counted: counted.collect() }
     }
 
     fn held(&self, buffer: &Buffer<'_>, to: usize, rule: Rule) -> usize {
@@ -190,14 +201,12 @@ type Pairs = Vec<Vec<usize>>;
 /// Tells of each pair of uses of each pair of requests whether it is ordered.
 fn compare(
     step: &Step<'_>,
-    buffers: &[Buffer<'_>],
-    lives: &[Life],
-    home: &[bool],
     rule: Rule,
     pairs: &Pairs,
     work: &mut Work,
     mut tell: impl FnMut((usize, usize), (usize, usize), bool),
 ) -> Option<()> {
+    let Step { buffers, lives, ref home, .. } = *step;
     let mut graph = Unrolled::bare(step.trace, step.launches, step.rounds, step.plan, buffers, work)?;
     let uses: Vec<Vec<Use>> =
         buffers.iter().zip(home).map(|(buffer, &home)| step.uses(buffer, home, rule)).collect();
@@ -341,6 +350,9 @@ fn peaks(plan: &Plan, buffers: &[Buffer<'_>], lives: &[Life], found: &mut Vec<Vi
     made
 }
 
+/// What is wrong with a pair of requests, and at which launches.
+type Fault = (Reason, (usize, Launch), (usize, Launch));
+
 /// Checks that no two requests that are live at once share bytes, that sessile keeps its depth, and that the bounds are
 /// right. `None` once the work is spent.
 pub(super) fn check(
@@ -354,7 +366,7 @@ pub(super) fn check(
     let sharing = sharing(buffers, work)?;
     let peaks = peaks(plan, buffers, &lives, found);
     let mut unordered: Vec<Vec<bool>> = peaks.lives.iter().map(|&count| vec![false; count * count]).collect();
-    let mut faults: BTreeMap<(usize, usize), (Reason, (usize, Launch), (usize, Launch))> = BTreeMap::new();
+    let mut faults: BTreeMap<(usize, usize), Fault> = BTreeMap::new();
     let mut pairs = sharing;
     for (pairs, more) in pairs.iter_mut().zip(&peaks.pairs) {
         pairs.extend_from_slice(more);
@@ -379,11 +391,11 @@ pub(super) fn check(
         };
         let mut seen = vec![false; trace.runners.len()];
         for (number, launches) in trace.steps.iter().enumerate() {
-            let step = Step::new(trace, plan, launches);
             let home: Vec<bool> = buffers.iter().map(|buffer| !seen[buffer.runner]).collect();
             launches.iter().for_each(|&runner| seen[runner as usize] = true);
+            let step = Step::new(trace, plan, buffers, &lives, home, launches);
             let at = |launch: usize| Launch { step: number, position: launch % launches.len() };
-            compare(&step, buffers, &lives, &home, rule, &pairs, work, |x, y, ordered| {
+            compare(&step, rule, &pairs, work, |x, y, ordered| {
                 if ordered {
                     return;
                 }

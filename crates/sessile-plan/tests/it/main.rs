@@ -13,5 +13,6 @@ mod models;
 mod properties;
 mod reasons;
 mod repeats;
+mod replay;
 mod scale;
 mod support;
