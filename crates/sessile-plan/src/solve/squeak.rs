@@ -38,7 +38,7 @@ pub(super) fn improve(problem: &Problem, target: u64, budget: &mut u64, best: &m
                         .filter(|&&other| placed.offsets[other as usize] < placed.offsets[block]);
                     let first = below.map(|&other| rank[other as usize]).min();
                     if let Some(first) = first.filter(|&first| first < rank[block]) {
-                        rank[block] = first - 1;
+                        rank[block] = first.saturating_sub(1);
                         moved = true;
                     }
                 }

@@ -45,7 +45,7 @@ pub(super) fn walk(problem: &Problem, height: u64, budget: &mut u64, fronts: &Fr
                 search.offsets[block] = offset;
                 break;
             }
-            let Some(Tried { furthest, key, .. }) = open.pop() else { return None };
+            let Tried { furthest, key, .. } = open.pop()?;
             search.bury(block, furthest, key);
             let before = open.last_mut()?;
             before.furthest = before.furthest.max(furthest);
