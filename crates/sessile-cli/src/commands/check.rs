@@ -4,9 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use serde::Serialize;
 use sessile_model::{GradReady, Kinds, config::Mode};
-use sessile_plan::{
-    Baselines, Plan, Trace, baseline_bytes, plan, read_plan, read_trace, validate,
-};
+use sessile_plan::{Baselines, Plan, Trace, baseline_bytes, plan, read_plan, read_trace, validate};
 use sessile_runtime::{check, log};
 
 use super::{findings, json};

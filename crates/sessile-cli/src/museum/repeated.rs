@@ -20,6 +20,12 @@ pub(super) const EXHIBITS: &[Exhibit] = &[
         with: || flagged(true),
     },
     Exhibit {
+        id: "one-buffer-per-use",
+        behaviour: "a weight used k times asks for one send buffer where the uses are drained",
+        without: || send_bytes(false),
+        with: || send_bytes(true),
+    },
+    Exhibit {
         id: "send-buffer-in-flight",
         behaviour: "a second use of a weight does not overwrite the input of its first reduce-scatter",
         without: || shared_input(false),
@@ -100,6 +106,33 @@ fn flagged(at_reduce: bool) -> Result<Seen, String> {
         lab.first(&grad)
     })?;
     judge("the gradient of uses 10 and 1 is", found[0], 11.0)
+}
+
+/// One runner with three uses.
+fn three_uses(lab: &mut Lab, drained: bool) -> Outcome<()> {
+    let (compute, n) = (lab.runtime.compute().clone(), 16 * lab.ranks());
+    let mut inputs = Vec::new();
+    for _ in 0..3 {
+        let input = lab.runtime.request(&compute, spec("head", Role::WgradInput, n))?;
+        lab.fill(input.view(), 1.0)?;
+        if drained {
+            lab.runtime.release(&compute, input)?;
+        } else {
+            inputs.push(input);
+        }
+    }
+    inputs.into_iter().try_for_each(|input| lab.runtime.release(&compute, input))
+}
+
+fn send_bytes(drained: bool) -> Result<Seen, String> {
+    let found = well(threads(2), |device| {
+        let mut lab = Lab::new(device)?;
+        lab.capture(|lab| three_uses(lab, drained))?;
+        Ok(lab.runtime.plan().map_or(0, sessile_plan::Plan::bytes))
+    })?;
+    let one = (16 * 2 * 4_u64).next_multiple_of(256);
+    let text = format!("{} bytes for three uses of {one} bytes", found[0]);
+    Ok(if found[0] == one { Seen::Right(text) } else { Seen::Wrong(text) })
 }
 
 /// Two uses take turns in one buffer; the second writes while the first is read, unless it waits.
