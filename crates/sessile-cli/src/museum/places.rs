@@ -1,6 +1,6 @@
 //! Registered views lie at the same place on every rank, and all ranks want the same.
 
-use sessile_hal::{Collective, Device, View};
+use sessile_hal::{Collective, Device, Kernel, View};
 use sessile_plan::{DType, PlanOptions, Role};
 use sessile_runtime::discover;
 
@@ -121,9 +121,15 @@ fn step(lab: &mut Lab, options: &PlanOptions) -> Result<(), sessile_runtime::Run
     for runner in ["a", "b", "c"] {
         discover(lab, runner, |lab| {
             let compute = lab.runtime.compute().clone();
+            let side = lab.side.clone();
             let slot = lab.runtime.request(&compute, symmetric(runner, 64))?;
             lab.fill(slot.view(), 1.0)?;
-            lab.runtime.release(&compute, slot)
+            lab.edge(&compute, &side)?;
+            // The next runner may start while this one's buffer is still read.
+            lab.runtime.complete()?;
+            lab.enqueue(&side, Kernel::Scale { factor: 1.0 }, vec![slot.view().clone()])?;
+            lab.runtime.release(&side, slot)?;
+            lab.edge(&side, &compute)
         })?;
     }
     lab.runtime.seal("museum", options).map(drop)
@@ -180,7 +186,7 @@ fn trap(registered: bool) -> Result<Vec<Result<f32, String>>, String> {
                 let out = device.alloc(2, &sessile_plan::Domain::Default, "out")?;
                 let out = View::whole(&out, DType::Bf16)?;
                 device.collective(&stream, &comm, Collective::ReduceScatter, &input, &out)?;
-                let add = sessile_hal::Op::new(sessile_hal::Kernel::Add, "add", vec![out, grad.clone()])?;
+                let add = sessile_hal::Op::new(Kernel::Add, "add", vec![out, grad.clone()])?;
                 device.enqueue(&stream, add)?;
             }
         }
