@@ -23,6 +23,6 @@ mod unit;
 
 pub use config::{ConfigError, DENSE, EXPERT, TrainConfig};
 pub use report::{GradReady, GraphsOutcome, Kinds, Step, StepResult, TrainOutcome};
-pub use sessile_gtp::{Choice, Pass, ReduceScatter, Repeat, Wanted};
+pub use sessile_gtp::{ChainKind, Choice, Pass, ReduceScatter, Repeat, Situation, Wanted, choose};
 pub use train::{Executing, TrainError, TrainEvent, train, world_options};
 pub use trainer::{Execution, Trainer};

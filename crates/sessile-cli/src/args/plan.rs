@@ -78,6 +78,9 @@ pub(crate) struct PlanArgs {
     /// Print all views and fences, not only the first
     #[arg(long)]
     pub(crate) all: bool,
+    /// Also print why the plan needs its bytes, what would need fewer, and how each group reduces
+    #[arg(long)]
+    pub(crate) explain: bool,
 }
 
 /// Options of `sessile compare`.

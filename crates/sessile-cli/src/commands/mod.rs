@@ -2,6 +2,7 @@
 
 mod check;
 mod compare;
+mod explain;
 mod findings;
 mod plan;
 mod report;

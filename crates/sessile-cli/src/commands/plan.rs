@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Instant};
 use serde::Serialize;
 use sessile_plan::{Plan, Request, RequestId, Runner, Trace, plan, write_plan};
 
-use super::json;
+use super::{explain, json};
 use crate::{
     args::PlanArgs,
     failure::{Failure, Verdict},
@@ -90,10 +90,12 @@ fn print(trace: &Trace, plan: &Plan, args: &PlanArgs) -> Result<(), Failure> {
     more(&mut lines, "views", plan.views.len(), shown)?;
     lines.line("")?;
     if plan.fences.is_empty() {
-        return lines.line("no fences: nothing is reused that stream order does not protect");
+        lines.line("no fences: nothing is reused that stream order does not protect")?;
+    } else {
+        lines.line(fences(plan, &names, shown))?;
+        more(&mut lines, "fences", plan.fences.len(), shown)?;
     }
-    lines.line(fences(plan, &names, shown))?;
-    more(&mut lines, "fences", plan.fences.len(), shown)
+    if args.explain { explain::print(&mut lines, trace, plan) } else { Ok(()) }
 }
 
 fn more(lines: &mut Lines, what: &str, total: usize, shown: usize) -> Result<(), Failure> {

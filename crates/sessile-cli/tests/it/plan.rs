@@ -18,6 +18,12 @@ fn the_tables_of_a_plan() {
 }
 
 #[test]
+fn an_explanation_names_the_peak_what_would_need_fewer_bytes_and_how_groups_reduce() {
+    let sandbox = Sandbox::new();
+    insta::assert_snapshot!("plan_explain", sandbox.run("plan trace.json --explain").good());
+}
+
+#[test]
 fn the_table_of_a_comparison() {
     let sandbox = Sandbox::new();
     insta::with_settings!({filters => vec![(r"\d+\.\d{3}$", "[ms]"), (r"(?m) +\d+\.\d{3}$", " [ms]")]}, {
