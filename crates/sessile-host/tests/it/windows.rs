@@ -294,3 +294,67 @@ fn an_abort_ends_the_groups_collectives_on_every_rank_and_no_other_group() {
         }
     }
 }
+
+#[test]
+fn unequal_sizes_and_odd_counts_of_one_communicator_replay_right_in_every_order() {
+    for options in all_modes(3) {
+        let got = run(&options, |device| {
+            let comm = everyone(&device);
+            let s = device.stream("s").expect("stream");
+            let kind = Collective::ReduceScatterAccumulate { scale: 1.0 };
+            // Three collectives a graph, small and large in turn, and one more of them eagerly after each launch.
+            let sizes = [1usize, 4096, 3];
+            let inputs: Vec<_> =
+                sizes.iter().map(|n| window(&device, &comm, &vec![0.0; 3 * n], DType::F32, 0)).collect();
+            let grads: Vec<_> = sizes.iter().map(|n| buffer(&device, &vec![0.0; *n])).collect();
+            device.begin_capture(&s).expect("begin");
+            for (input, grad) in inputs.iter().zip(&grads) {
+                fill(&device, &s, input, 1.0);
+                device.collective(&s, &comm, kind, input, grad).expect("collective");
+                fill(&device, &s, input, f32::NAN);
+            }
+            let graph = device.end_capture(&s).expect("end");
+            for _ in 0..20 {
+                device.launch(&graph, &s).expect("launch");
+                fill(&device, &s, &inputs[1], 1.0);
+                device.collective(&s, &comm, kind, &inputs[1], &grads[1]).expect("eager");
+            }
+            grads.iter().flat_map(|grad| read(&device, &s, grad)).collect::<Vec<_>>()
+        });
+        for values in got {
+            let (small, large) = (3.0 * 20.0, 3.0 * 40.0);
+            assert_eq!((values[0], values[4097..].to_vec()), (small, vec![small; 3]), "{options:?}");
+            assert!(values[1..4097].iter().all(|&x| x == large), "{options:?}");
+        }
+    }
+}
+
+#[test]
+fn a_graph_dropped_while_another_stream_captures_leaves_the_capture_whole() {
+    for options in all_modes(1) {
+        let world = World::new(options.clone());
+        let results = world.run(|device| {
+            let (s, other) = (device.stream("s")?, device.stream("other")?);
+            let x = buffer(&device, &[0.0; 4]);
+            let scratch = raw(&device, 4, "scratch");
+            device.begin_capture(&s)?;
+            fill(&device, &s, &scratch, 1.0);
+            let first = device.end_capture(&s)?;
+            device.launch(&first, &s)?;
+            let live = world.live_bytes(0);
+            device.begin_capture(&other)?;
+            fill(&device, &other, &x, 5.0);
+            drop((first, scratch));
+            fill(&device, &other, &x, 6.0);
+            let second = device.end_capture(&other)?;
+            device.launch(&second, &other)?;
+            let value = read(&device, &other, &x)[0];
+            device.wait_stream(&s)?;
+            assert!(world.live_bytes(0) < live, "the dropped graph gave its memory back");
+            Ok::<_, DeviceError>(value)
+        });
+        for result in results {
+            assert_eq!(result.expect("goes on"), 6.0, "{options:?}");
+        }
+    }
+}
