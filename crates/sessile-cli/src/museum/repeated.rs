@@ -90,10 +90,8 @@ fn flagged(at_reduce: bool) -> Result<Seen, String> {
         let grad = buffer(&lab.device, 16, 0.0)?;
         let forward = ["layer0", "layer1"];
         let first_in_forward = forward[0];
-        let mut reduced = 0;
-        for (layer, value) in [("layer1", 10.0), ("layer0", 1.0)] {
+        for (reduced, (layer, value)) in [("layer1", 10.0), ("layer0", 1.0)].into_iter().enumerate() {
             let overwrites = if at_reduce { reduced == 0 } else { layer == first_in_forward };
-            reduced += 1;
             let output = reduce(&mut lab, value)?;
             if overwrites {
                 let compute = lab.runtime.compute().clone();

@@ -114,19 +114,21 @@ impl<'a> Content<'a> {
         }
         let rank = &self.log.ranks[point.rank as usize];
         let Entry::Launch { graph, .. } = &rank.entries[point.entry as usize] else { return };
-        let views = rank.graphs[*graph as usize].views.iter().flatten();
-        let holds = |view: &&LogView| {
-            view.memory == access.memory && view.start <= access.start && access.end <= view.end
+        // Views of one runner share bytes where their lifetimes are apart: the one that is read has exactly these bounds.
+        // Of several such the largest tensor counts, since the log does not tell them apart.
+        let is_read = |view: &&LogView| {
+            (view.memory, view.start, view.end) == (access.memory, access.start, access.end)
         };
-        for view in views.filter(holds).filter(|view| view.logical_end < view.end) {
-            let tail = (view.logical_end.max(access.start), view.end.min(access.end));
+        let views = rank.graphs[*graph as usize].views.iter().flatten();
+        if let Some(view) = views.filter(is_read).max_by_key(|view| view.logical_end) {
+            let tail = (view.logical_end, view.end);
             let clean: u64 = bytes
                 .written(tail, |mark| mark.leaves == Leaves::Zeros)
                 .iter()
                 .map(|((start, end), _)| end - start)
                 .sum();
-            if tail.0 >= tail.1 || clean == tail.1 - tail.0 {
-                continue;
+            if clean == tail.1 - tail.0 {
+                return;
             }
             let dirty = bytes.written(tail, |mark| mark.leaves != Leaves::Zeros);
             let (start, end) = dirty.first().map_or(tail, |(range, _)| *range);

@@ -159,6 +159,28 @@ fn padding_is_filled_with_zeros_before_every_reduce_scatter() {
 }
 
 #[test]
+fn the_padding_of_another_view_over_the_same_bytes_does_not_count() {
+    // Views of one runner whose lifetimes are apart: the reduce-scatter reads the smaller one, which has no padding.
+    let mut rank = alone();
+    let graph = planned(
+        &mut rank,
+        "layer",
+        vec![view("padded", (0, 48), 16), view("whole", (0, 32), 32)],
+        vec![
+            kernel("gemm", &[write((0, 0), (0, 32))], &[]),
+            node(
+                collective("reduce_scatter", 0),
+                "reduce",
+                &[read((0, 0), (0, 32)), write((0, 1), (0, 32))],
+                &[0],
+            ),
+        ],
+    );
+    rank.launch(graph, 0);
+    clean(vec![rank]);
+}
+
+#[test]
 fn padding_that_another_runner_wrote_over_is_reported() {
     let mut rank = alone();
     let first = planned(
