@@ -1,6 +1,6 @@
 //! What a batch of collectives must look like, and how each kind runs.
 
-use sessile_hal::{ByteRange, Collective, DeviceError, Memory, Transfer, View};
+use sessile_hal::{Collective, DeviceError, Transfer};
 use sessile_plan::DType;
 
 use crate::comm::CommCell;
@@ -16,100 +16,9 @@ pub(crate) fn check(
     transfers: &[Transfer<CudaMemory>],
     comm: &CommCell,
 ) -> Result<(), DeviceError> {
-    if transfers.is_empty() {
-        return Err(DeviceError::Operands {
-            kernel: kind.name(),
-            expected: "one transfer or more".to_owned(),
-            given: Vec::new(),
-        });
-    }
-    for transfer in transfers {
-        check_one(kind, transfer, comm.member, comm.ranks.len() as u64)?;
-        let needs = [(&transfer.send, kind.registers_send()), (&transfer.recv, kind.registers_recv())];
-        for (view, needed) in needs {
-            if needed && view.memory().0.window(comm.id).is_none() {
-                return Err(DeviceError::NotRegistered {
-                    kernel: kind.name(),
-                    label: view.memory().label().to_owned(),
-                    group: comm.name.clone(),
-                });
-            }
-        }
-    }
-    for (at, one) in transfers.iter().enumerate() {
-        let shares = |view: &View<CudaMemory>| {
-            view.memory().id() == one.recv.memory().id() && view.range().overlaps(one.recv.range())
-        };
-        let mut others = transfers.iter().enumerate().filter(|(other, _)| *other != at);
-        if others.any(|(_, other)| shares(&other.send) || shares(&other.recv)) {
-            return Err(refused(kind, one, format!("a result of its own (transfer {at} of the batch)")));
-        }
-    }
-    Ok(())
-}
-
-fn check_one(
-    kind: Collective,
-    transfer: &Transfer<CudaMemory>,
-    rank: u32,
-    g: u64,
-) -> Result<(), DeviceError> {
-    let Transfer { send, recv } = transfer;
-    let (sent, received) = (send.elements(), recv.elements());
-    let times = |n: u64| n.checked_mul(g);
-    let (fits, sizes) = match kind {
-        Collective::AllGather => (times(sent) == Some(received), format!("n, {g}·n elements")),
-        Collective::ReduceScatter
-        | Collective::SymmetricReduceScatter
-        | Collective::ReduceScatterAccumulate { .. } => {
-            (times(received) == Some(sent), format!("{g}·n, n elements"))
-        }
-        Collective::AllReduce => (sent == received, "n, n elements".to_owned()),
-        Collective::AllToAll => {
-            (sent == received && sent.is_multiple_of(g), format!("{g}·n, {g}·n elements"))
-        }
-    };
-    let (dtypes, expected) = match kind {
-        Collective::ReduceScatterAccumulate { .. } => (
-            send.dtype() != DType::U32 && recv.dtype() == DType::F32,
-            format!("{sizes} of a float dtype and f32"),
-        ),
-        Collective::ReduceScatter | Collective::SymmetricReduceScatter | Collective::AllReduce => (
-            send.dtype() == recv.dtype() && send.dtype() != DType::U32,
-            format!("{sizes} of one float dtype"),
-        ),
-        Collective::AllGather | Collective::AllToAll => {
-            (send.dtype() == recv.dtype(), format!("{sizes} of one dtype"))
-        }
-    };
-    if !fits || !dtypes {
-        return Err(refused(kind, transfer, expected));
-    }
-    let (from, to) = (send.range(), recv.range());
-    if send.memory().id() == recv.memory().id() && from.overlaps(to) {
-        let block = |whole: ByteRange| {
-            let bytes = whole.bytes() / g;
-            let start = whole.start + u64::from(rank) * bytes;
-            ByteRange { start, end: start + bytes }
-        };
-        let in_place = match kind {
-            Collective::AllGather => from == block(to),
-            Collective::ReduceScatter => to == block(from),
-            Collective::AllReduce => from == to,
-            Collective::AllToAll
-            | Collective::SymmetricReduceScatter
-            | Collective::ReduceScatterAccumulate { .. } => false,
-        };
-        if !in_place {
-            return Err(refused(kind, transfer, "views that are disjoint or exactly in place".to_owned()));
-        }
-    }
-    Ok(())
-}
-
-fn refused(kind: Collective, transfer: &Transfer<CudaMemory>, expected: String) -> DeviceError {
-    let given = [&transfer.send, &transfer.recv].map(|view| (view.dtype(), view.elements()));
-    DeviceError::Operands { kernel: kind.name(), expected, given: given.to_vec() }
+    let size = comm.ranks.len() as u64;
+    let registered = |memory: &CudaMemory| memory.0.window(comm.id).is_some();
+    kind.check(transfers, comm.member, size, &comm.name, registered)
 }
 
 /// What the parts of a batch are enqueued with. The context is current.

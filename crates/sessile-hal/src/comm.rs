@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Access, DeviceError, View};
+use crate::{Access, DeviceError};
 
 /// A collective operation. `G` is the size of the group; sums are in the buffers' dtype unless said otherwise.
 ///
@@ -64,15 +64,6 @@ impl Collective {
             _ => Access::Write,
         }
     }
-}
-
-/// One of the buffers pairs that a batch of collectives moves.
-#[derive(Clone, Debug)]
-pub struct Transfer<M> {
-    /// What this rank gives.
-    pub send: View<M>,
-    /// Where its result goes.
-    pub recv: View<M>,
 }
 
 /// A communicator: the ranks of one process group, in order. A handle: clones share it.

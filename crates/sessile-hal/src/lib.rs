@@ -38,8 +38,9 @@ mod memory;
 mod note;
 mod op;
 mod span;
+mod transfer;
 
-pub use comm::{Collective, Comm, Transfer};
+pub use comm::{Collective, Comm};
 pub use device::{Device, EventScope, Limits, Stream};
 pub use error::DeviceError;
 pub use graph::{Graph, GraphNode, NodeKind};
@@ -48,3 +49,4 @@ pub use memory::{ByteRange, Memory, MemoryId, View};
 pub use note::{Note, NotedView};
 pub use op::{Access, Op, Operand};
 pub use span::{Span, Ticket};
+pub use transfer::Transfer;

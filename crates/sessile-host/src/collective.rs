@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use half::bf16;
-use sessile_hal::{ByteRange, Collective, DeviceError, Memory, Transfer, View};
+use sessile_hal::{ByteRange, Collective, DeviceError, Transfer, View};
 use sessile_plan::DType;
 
 use crate::comm::Group;
@@ -55,70 +55,6 @@ impl std::fmt::Display for Signature {
     }
 }
 
-/// Checks dtypes, sizes and overlap of one transfer for position `rank` in a group of `g`.
-fn check(kind: Collective, transfer: &Transfer<HostMemory>, rank: u32, g: u64) -> Result<(), DeviceError> {
-    let Transfer { send, recv } = transfer;
-    let (sent, received) = (send.elements(), recv.elements());
-    let times = |n: u64| n.checked_mul(g);
-    let (fits, expected) = match kind {
-        Collective::AllGather => (times(sent) == Some(received), format!("n, {g}·n elements")),
-        Collective::ReduceScatter
-        | Collective::SymmetricReduceScatter
-        | Collective::ReduceScatterAccumulate { .. } => {
-            (times(received) == Some(sent), format!("{g}·n, n elements"))
-        }
-        Collective::AllReduce => (sent == received, "n, n elements".to_owned()),
-        Collective::AllToAll => {
-            (sent == received && sent.is_multiple_of(g), format!("{g}·n, {g}·n elements"))
-        }
-    };
-    let (dtypes, expected) = match kind {
-        Collective::ReduceScatterAccumulate { .. } => (
-            send.dtype() != DType::U32 && recv.dtype() == DType::F32,
-            format!("{expected} of a float dtype and f32"),
-        ),
-        Collective::ReduceScatter | Collective::SymmetricReduceScatter | Collective::AllReduce => (
-            send.dtype() == recv.dtype() && send.dtype() != DType::U32,
-            format!("{expected} of one float dtype"),
-        ),
-        Collective::AllGather | Collective::AllToAll => {
-            (send.dtype() == recv.dtype(), format!("{expected} of one dtype"))
-        }
-    };
-    if !fits || !dtypes {
-        return Err(refused(kind, transfer, expected));
-    }
-    let (from, to) = (send.range(), recv.range());
-    if in_place(transfer) {
-        let block = |whole: ByteRange| {
-            let bytes = whole.bytes() / g;
-            let start = whole.start + u64::from(rank) * bytes;
-            ByteRange { start, end: start + bytes }
-        };
-        let allowed = match kind {
-            Collective::AllGather => from == block(to),
-            Collective::ReduceScatter => to == block(from),
-            Collective::AllReduce => from == to,
-            Collective::AllToAll
-            | Collective::SymmetricReduceScatter
-            | Collective::ReduceScatterAccumulate { .. } => false,
-        };
-        if !allowed {
-            return Err(refused(kind, transfer, "views that are disjoint or exactly in place".to_owned()));
-        }
-    }
-    Ok(())
-}
-
-fn refused(kind: Collective, transfer: &Transfer<HostMemory>, expected: String) -> DeviceError {
-    let given = [&transfer.send, &transfer.recv].map(|view| (view.dtype(), view.elements()));
-    DeviceError::Operands { kernel: kind.name(), expected, given: given.to_vec() }
-}
-
-fn in_place(Transfer { send, recv }: &Transfer<HostMemory>) -> bool {
-    send.memory().id() == recv.memory().id() && send.range().overlaps(recv.range())
-}
-
 impl Call {
     /// Checks dtypes, sizes, overlap and registration for position `rank` in the group.
     pub(crate) fn new(
@@ -127,36 +63,8 @@ impl Call {
         rank: u32,
         group: &Group,
     ) -> Result<Self, DeviceError> {
-        if transfers.is_empty() {
-            return Err(DeviceError::Operands {
-                kernel: kind.name(),
-                expected: "one transfer or more".to_owned(),
-                given: Vec::new(),
-            });
-        }
         let size = group.ranks.len() as u64;
-        for transfer in transfers {
-            check(kind, transfer, rank, size)?;
-            let needs = [(&transfer.send, kind.registers_send()), (&transfer.recv, kind.registers_recv())];
-            for (view, needed) in needs {
-                if needed && view.memory().window() != Some(group.id) {
-                    return Err(DeviceError::NotRegistered {
-                        kernel: kind.name(),
-                        label: view.memory().label().to_owned(),
-                        group: group.name.clone(),
-                    });
-                }
-            }
-        }
-        for (at, one) in transfers.iter().enumerate() {
-            let shares = |view: &View<HostMemory>| {
-                view.memory().id() == one.recv.memory().id() && view.range().overlaps(one.recv.range())
-            };
-            let mut others = transfers.iter().enumerate().filter(|(other, _)| *other != at);
-            if others.any(|(_, other)| shares(&other.send) || shares(&other.recv)) {
-                return Err(refused(kind, one, format!("a result of its own (transfer {at} of the batch)")));
-            }
-        }
+        kind.check(transfers, rank, size, &group.name, |memory| memory.window() == Some(group.id))?;
         let (name, member) = (group.name.as_str().into(), rank.into());
         Ok(Call { group: name, size, member, kind, transfers: transfers.to_vec() })
     }
@@ -180,7 +88,7 @@ impl Call {
 fn ranges(transfer: &Transfer<HostMemory>) -> impl Iterator<Item = (&HostMemory, ByteRange, bool)> {
     let Transfer { send, recv } = transfer;
     let (from, to) = (send.range(), recv.range());
-    let (read, write) = if in_place(transfer) {
+    let (read, write) = if transfer.in_place() {
         (None, ByteRange { start: from.start.min(to.start), end: from.end.max(to.end) })
     } else {
         (Some((send.memory(), from, false)), to)
@@ -230,7 +138,7 @@ struct Moved<'a> {
 impl<'a> Moved<'a> {
     /// Takes what [`ranges`] leased for the transfer.
     fn take(transfer: &Transfer<HostMemory>, slots: &mut impl Iterator<Item = Slot<'a>>) -> Self {
-        match (slots.next(), in_place(transfer)) {
+        match (slots.next(), transfer.in_place()) {
             (Some(Slot::Write(hull)), true) => {
                 let (from, to) = (transfer.send.range(), transfer.recv.range());
                 let start = from.start.min(to.start);

@@ -6,7 +6,7 @@ use sessile_hal::{Device, EventScope};
 use sessile_plan::{PlanOptions, Role};
 use sessile_runtime::{RuntimeError, capture, discover};
 
-use super::lab::{Lab, Outcome, all_failed, buffer, event, on_ranks, short, spec, threads, well};
+use super::lab::{Lab, Outcome, all_failed, buffer, on_ranks, short, spec, threads, well};
 use super::{Exhibit, Seen};
 
 pub(super) const EXHIBITS: &[Exhibit] = &[
@@ -189,7 +189,7 @@ fn capture_is_given_up() -> Result<Seen, String> {
 fn across(scope: EventScope) -> Vec<Result<f32, String>> {
     on_ranks(threads(1), |device| {
         let (one, other) = (device.stream("one")?, device.stream("other")?);
-        let done = event(&device, scope)?;
+        let done = device.event(scope)?;
         let (x, y) = (buffer(&device, 64, 0.0)?, buffer(&device, 64, 0.0)?);
         let op = |kernel, views| sessile_hal::Op::new(kernel, "op", views);
         device.begin_capture(&one)?;

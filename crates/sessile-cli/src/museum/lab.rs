@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sessile_hal::{Collective, Comm, Device, DeviceError, EventScope, Kernel, Op, View};
+use sessile_hal::{Collective, Comm, Device, DeviceError, Kernel, Op, View};
 use sessile_host::{HostComm, HostDevice, HostMemory, Mode, Order, World, WorldOptions};
 use sessile_plan::{DType, Domain, PlanOptions, RequestSpec, Role};
 use sessile_runtime::check::{Report, check};
@@ -57,10 +57,10 @@ pub(super) fn well<T: Send>(
 pub(super) fn all_failed<T>(results: Vec<Result<T, String>>) -> Result<String, String> {
     let ranks = results.len();
     let errors: Vec<String> = results.into_iter().filter_map(Result::err).collect();
-    match errors.into_iter().collect::<Vec<_>>() {
-        errors if errors.len() == ranks => Ok(errors.into_iter().next().unwrap_or_default()),
-        errors => Err(format!("only {} of {ranks} ranks failed", errors.len())),
+    if errors.len() < ranks {
+        return Err(format!("only {} of {ranks} ranks failed", errors.len()));
     }
+    Ok(errors.into_iter().next().unwrap_or_default())
 }
 
 /// Right if the value is what it should be.
@@ -211,7 +211,3 @@ pub(super) fn short(text: &str) -> String {
 }
 
 pub(super) const ONE_SHOT: Collective = Collective::ReduceScatterAccumulate { scale: 1.0 };
-
-pub(super) fn event<D: Device>(device: &D, scope: EventScope) -> Result<D::Event, DeviceError> {
-    device.event(scope)
-}

@@ -10,6 +10,7 @@ mod formats;
 mod generate;
 mod hostile;
 mod models;
+mod packing;
 mod properties;
 mod reasons;
 mod repeats;
