@@ -1,7 +1,8 @@
-//! The happens-before checker: reads an event log and reports every fault of order in it.
+//! The happens-before checker: reads an event log and reports every fault of order in it, and some of content.
 //!
 //! It shares no code with the planner or with any device's scheduler. It knows what was enqueued and the launch
-//! semantics of the device contract (`sessile_hal`), and nothing of plans, fences or durations.
+//! semantics of the device contract (`sessile_hal`), and of plans only which views the log
+//! says a graph was given: nothing of fences or durations.
 //!
 //! # The order it proves
 //!
@@ -47,8 +48,6 @@
 //! Hence no fault means no unordered conflicting pair, and repairing what is reported and checking again ends with
 //! none.
 //!
-//! # What it does not do
-//!
 //! # Rules besides order
 //!
 //! What bytes hold (`content`): nobody reads what was not written since its allocation, padding is zero at a
@@ -58,9 +57,11 @@
 //! (`windows`): exactly their group, at equal places on all ranks. And what a graph waits for (`waits`): only graphs
 //! with which it shares bytes behind the wait.
 //!
+//! # What it does not do
+//!
 //! It reports one pair of operations once, with a count, however often their graphs were replayed. Behind a reported
 //! pair (W, B) there can be others (A, B) with A before W: repairing W may bring them up. It does not look at
-//! values.
+//! values, and at padding only inside graphs, whose views the log names.
 
 mod bytes;
 mod content;
