@@ -1,12 +1,12 @@
 //! Which crate may name which.
 //!
 //! ```text
-//!  plan < hal < conformance < { host, cuda } < runtime < gtp < model < cli
+//!  plan < hal < conformance < { host, cuda } < runtime < gtp < model < { cli, python }
 //! ```
 //!
 //! A crate names only crates to its left. `host` and `cuda` never name each other. `runtime` and `gtp` are generic
 //! over the device: they name a backend only in tests. `cudarc` is named in `sessile-cuda` alone, `torch` in
-//! `python/sessile/torch` alone.
+//! `python/sessile/torch` alone, and in tests and examples of it.
 
 use std::{collections::BTreeSet, process::Command};
 
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Crates with their height; a crate names only lower ones.
-const HEIGHTS: [(&str, u32); 10] = [
+const HEIGHTS: [(&str, u32); 11] = [
     ("sessile-plan", 0),
     ("sessile-hal", 1),
     ("sessile-conformance", 2),
@@ -29,6 +29,7 @@ const HEIGHTS: [(&str, u32); 10] = [
     ("sessile-gtp", 5),
     ("sessile-model", 6),
     ("sessile-cli", 7),
+    ("sessile-python", 7),
     ("xtask", 8),
 ];
 const BACKENDS: [&str; 2] = ["sessile-host", "sessile-cuda"];
@@ -36,6 +37,8 @@ const BACKENDS: [&str; 2] = ["sessile-host", "sessile-cuda"];
 const GENERIC: [&str; 2] = ["sessile-runtime", "sessile-gtp"];
 const CUDARC_HOME: &str = "sessile-cuda";
 const TORCH_HOME: &str = "python/sessile/torch";
+/// Users of the package, which are no part of it.
+const TORCH_USERS: [&str; 2] = ["python/tests/", "examples/"];
 
 /// What a manifest says of a dependency.
 #[derive(Debug)]
@@ -180,7 +183,7 @@ fn words(line: &str) -> Vec<(&str, bool)> {
 fn torch(source: &Source) -> Vec<String> {
     let home =
         source.path.starts_with(&format!("{TORCH_HOME}/")) || source.path == format!("{TORCH_HOME}.py");
-    if home {
+    if home || TORCH_USERS.iter().any(|folder| source.path.starts_with(folder)) {
         return Vec::new();
     }
     let imports = |line: &str| {

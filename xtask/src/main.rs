@@ -6,6 +6,7 @@
 mod cargo;
 mod direction;
 mod invariants;
+mod python;
 mod readme;
 mod say;
 mod sizes;
@@ -29,7 +30,8 @@ usage: cargo xtask CHECK
   invariants      each invariant names tests that exist
   sizes           length of source files
   rust [--full]   all Rust tests, and the shuttle tests of the host device
-  readme          the README's commands";
+  readme          the README's commands
+  python          the Python package installs and its tests pass";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -58,7 +60,7 @@ fn main() -> ExitCode {
 /// Runs one check or all; `None` for an unknown name.
 fn run(check: &str, full: bool) -> Result<Option<Tally>> {
     type Check = fn(&Tree, &mut Tally, bool) -> Result<()>;
-    let checks: [(&str, Check); 8] = [
+    let checks: [(&str, Check); 9] = [
         ("fmt", |tree, tally, _| cargo::fmt(tree, tally)),
         ("sizes", |tree, tally, _| sizes::run(tree, tally)),
         ("direction", |tree, tally, _| direction::run(tree, tally)),
@@ -67,6 +69,7 @@ fn run(check: &str, full: bool) -> Result<Option<Tally>> {
         ("docs", |tree, tally, _| cargo::docs(tree, tally)),
         ("rust", cargo::tests),
         ("readme", |tree, tally, _| readme::run(tree, tally)),
+        ("python", |tree, tally, _| python::run(tree, tally)),
     ];
     let tree = Tree::here()?;
     let mut tally = Tally::default();

@@ -47,7 +47,10 @@ fn exchange<C: Comm, T: Serialize + DeserializeOwned>(comm: &C, message: &T) -> 
 }
 
 /// Shares each rank's outcome over the job: the first failure in order of rank is everybody's.
-pub(crate) fn share<C: Comm, T>(world: &C, outcome: Result<T, RuntimeError>) -> Result<T, RuntimeError> {
+///
+/// # Errors
+/// That failure; those of the exchange.
+pub fn share<C: Comm, T>(world: &C, outcome: Result<T, RuntimeError>) -> Result<T, RuntimeError> {
     let verdict = match &outcome {
         Ok(_) => Verdict::Fine,
         Err(RuntimeError::PlanMismatch(disagreement)) => Verdict::Disagree(disagreement.clone()),
@@ -75,7 +78,10 @@ pub(crate) fn share<C: Comm, T>(world: &C, outcome: Result<T, RuntimeError>) -> 
 }
 
 /// Checks that all ranks of the job seal with the same options.
-pub(crate) fn same_options<C: Comm>(world: &C, options: &PlanOptions) -> Result<(), RuntimeError> {
+///
+/// # Errors
+/// [`RuntimeError::OptionsDiffer`]; those of the exchange.
+pub fn same_options<C: Comm>(world: &C, options: &PlanOptions) -> Result<(), RuntimeError> {
     let all: Vec<PlanOptions> = exchange(world, options)?;
     match (0..all.len()).find(|&at| all[at] != all[0]) {
         Some(at) => Err(RuntimeError::OptionsDiffer {
@@ -129,10 +135,10 @@ fn part(trace: &Trace, group: &str) -> Trace {
 
 /// Compares the discovered storage of every group over exactly that group. `trace` is `None` on a rank that failed
 /// to make one; it still takes part.
-pub(crate) fn compare<C: Comm>(
-    groups: &BTreeMap<String, C>,
-    trace: Option<&Trace>,
-) -> Result<(), RuntimeError> {
+///
+/// # Errors
+/// [`RuntimeError::PlanMismatch`] with the first difference; those of the exchange.
+pub fn compare<C: Comm>(groups: &BTreeMap<String, C>, trace: Option<&Trace>) -> Result<(), RuntimeError> {
     let mut first = Ok(());
     for (group, comm) in groups {
         let mine = trace.map(|trace| part(trace, group));
@@ -205,11 +211,10 @@ fn compare_group<C: Comm>(group: &str, comm: &C, mine: Option<&Trace>) -> Result
 }
 
 /// Checks that symmetric views of a group lie at equal offsets on all its ranks.
-pub(crate) fn compare_offsets<C: Comm>(
-    group: &str,
-    comm: &C,
-    offsets: &[(u64, u64)],
-) -> Result<(), RuntimeError> {
+///
+/// # Errors
+/// [`RuntimeError::OffsetMismatch`]; those of the exchange.
+pub fn compare_offsets<C: Comm>(group: &str, comm: &C, offsets: &[(u64, u64)]) -> Result<(), RuntimeError> {
     let all = exchange(comm, &offsets.to_vec())?;
     if all.iter().all(|other| other == &all[0]) {
         return Ok(());

@@ -1,7 +1,7 @@
 //! Discovery, agreement, seal, capture, fenced replay, event log and checker. Generic over the device contract.
 #![forbid(unsafe_code)]
 
-mod agree;
+pub mod agree;
 pub mod check;
 mod discovery;
 mod error;
@@ -11,4 +11,4 @@ mod storage;
 pub mod timeline;
 
 pub use error::{Disagreement, RuntimeError};
-pub use storage::{Counters, HasRuntime, Marker, Order, Runtime, Slot, capture, discover};
+pub use storage::{Counters, Cursor, HasRuntime, Marker, Order, Place, Runtime, Slot, capture, discover};

@@ -2,7 +2,7 @@
 
 /// The launch that is expected next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Cursor {
+pub struct Cursor {
     /// The alternative under way, or of the last step if `launch` is 0.
     step: usize,
     /// Place in it.
@@ -11,19 +11,19 @@ pub(super) struct Cursor {
 
 /// Where a launch has its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub struct Place {
     /// Whether the fences of the plan order it.
-    pub(super) in_order: bool,
+    pub in_order: bool,
     /// Whether it begins a step.
-    pub(super) begins: bool,
+    pub begins: bool,
     /// Where the order stands after it.
-    pub(super) after: Cursor,
+    pub after: Cursor,
 }
 
 impl Cursor {
     /// Finds the place of a launch of `runner`. `wraps`: the step cut is no barrier, so that only a step of the same
     /// alternative may follow without a join.
-    pub(super) fn place(self, steps: &[Vec<u32>], wraps: bool, runner: u32) -> Place {
+    pub fn place(self, steps: &[Vec<u32>], wraps: bool, runner: u32) -> Place {
         let starts = self.launch == 0;
         let is_next = |step: usize, launch: usize| steps[step].get(launch) == Some(&runner);
         if is_next(self.step, self.launch) {

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use sessile_hal::{Comm, Device, DeviceError, EventScope, Memory, NotedView, View};
 use sessile_plan::{Domain, Fence, Plan, PointKind, RequestId, RequestSpec, Role, Trace};
 
-use cursor::Cursor;
+pub use cursor::{Cursor, Place};
 pub use replay::Order;
 use scope::Scope;
 pub use scope::{HasRuntime, Marker, Slot, capture, discover};

@@ -1,0 +1,41 @@
+//! The Rust half of the Python package `sessile`: what is discovered, agreed on, planned, allocated and matched.
+//!
+//! Streams, kernels and graphs are the framework's; `python/sessile/torch` binds them to this. Nothing here knows of
+//! torch.
+//!
+//! | file | what |
+//! |---|---|
+//! | `error` | each family of errors as its Python exception, with fields |
+//! | `exchange` | a process group of the framework as a communicator that hosts compare plans over |
+//! | `discovery` | runners, requests and recorded order, until they are a trace |
+//! | `order` | a captured graph as recorded order; what it proves |
+//! | `storage` | the life of planned storage on one rank |
+//! | `arena`, `dlpack` | the bytes, and how a framework sees them |
+//! | `planning` | plans and traces without storage |
+//! | `doctor` | what this machine has |
+
+#![deny(unsafe_code)]
+
+mod arena;
+mod discovery;
+mod dlpack;
+mod doctor;
+mod error;
+mod exchange;
+#[expect(dead_code, reason = "graphs are read on CUDA, which comes next")]
+mod order;
+mod planning;
+mod storage;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _sessile(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<storage::Core>()?;
+    module.add_class::<planning::Plan>()?;
+    module.add_function(wrap_pyfunction!(planning::plan, module)?)?;
+    module.add_function(wrap_pyfunction!(planning::check_trace, module)?)?;
+    module.add_function(wrap_pyfunction!(doctor::doctor, module)?)?;
+    Ok(())
+}

@@ -1,0 +1,648 @@
+//! The life of planned storage on one rank: discover → agree → seal → capture → replay → free.
+//!
+//! A call in the wrong phase is an error and changes nothing. Outside discovery, capture and replay, requests are the
+//! framework's own business.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pyo3::prelude::*;
+use sessile_hal::{Comm, DeviceError};
+use sessile_plan::{
+    DType, Domain, PlanOptions, Request, RequestId, RequestSpec, Role, Trace, check_trace, plan, write_trace,
+};
+use sessile_runtime::{Cursor, RuntimeError, agree};
+
+use crate::arena::Arena;
+use crate::discovery::{Discovery, Pass};
+use crate::dlpack;
+use crate::error::Failure;
+use crate::exchange::Group;
+use crate::order::{Mark, Order};
+use crate::planning::{Plan, options};
+
+/// What is under way.
+enum Scope {
+    Idle,
+    Discover(Pass),
+    /// A capture, or a replay by hand of a captured sequence.
+    Follow(Follow),
+}
+
+/// A pass over a sealed runner, which must make the discovered sequence again.
+struct Follow {
+    at: usize,
+    /// Next request, and next mark.
+    request: usize,
+    mark: usize,
+    capture: bool,
+}
+
+struct Sealed {
+    trace: Trace,
+    plan: sessile_plan::Plan,
+    arenas: Vec<Arena>,
+    runners: Vec<Runner>,
+    by_name: BTreeMap<String, usize>,
+    cursor: Cursor,
+}
+
+/// A sealed runner.
+struct Runner {
+    requests: Vec<Planned>,
+    marks: Vec<Mark>,
+    captured: bool,
+}
+
+/// A request with what the framework asks for it by, and the tensor it gets.
+struct Planned {
+    request: Request,
+    key: Option<Py<PyAny>>,
+    tensor: Option<Py<PyAny>>,
+}
+
+/// Counters of one rank's storage.
+#[derive(Default)]
+struct Counters {
+    replays: u64,
+    order_deviations: u64,
+}
+
+/// The storage of one rank, without the framework's half.
+#[pyclass(module = "sessile._sessile")]
+pub(crate) struct Core {
+    name: String,
+    options: PlanOptions,
+    world: Group,
+    groups: BTreeMap<String, Group>,
+    discovery: Discovery,
+    /// What each discovered request was asked for by.
+    keys: BTreeMap<RequestId, Py<PyAny>>,
+    scope: Scope,
+    sealed: Option<Sealed>,
+    /// Released in the pass under way, or by a runner before: a second release is an error.
+    released: BTreeSet<RequestId>,
+    counters: Counters,
+}
+
+/// What an answer to a request is: nothing is known of it, its number in a discovery, or its planned tensor.
+type Answer = (Option<u32>, Option<Py<PyAny>>);
+
+#[pymethods]
+impl Core {
+    #[new]
+    #[pyo3(signature = (name, ranks, rank, gather, *, strategy, depth, step_cut))]
+    fn new(
+        name: &str,
+        ranks: Vec<u32>,
+        rank: u32,
+        gather: Option<Py<PyAny>>,
+        strategy: &str,
+        depth: u32,
+        step_cut: &str,
+    ) -> Result<Core, Failure> {
+        Ok(Core {
+            name: name.to_owned(),
+            options: options(strategy, depth, BTreeMap::new(), step_cut)?,
+            world: Group::new("world", ranks, rank, gather),
+            groups: BTreeMap::new(),
+            discovery: Discovery::default(),
+            keys: BTreeMap::new(),
+            scope: Scope::Idle,
+            sealed: None,
+            released: BTreeSet::new(),
+            counters: Counters::default(),
+        })
+    }
+
+    /// Makes a group known by its name.
+    fn add_group(
+        &mut self,
+        name: &str,
+        ranks: Vec<u32>,
+        rank: u32,
+        gather: Option<Py<PyAny>>,
+    ) -> Result<(), Failure> {
+        self.open("add_group")?;
+        self.groups.insert(name.to_owned(), Group::new(name, ranks, rank, gather));
+        Ok(())
+    }
+
+    /// `idle`, `discover`, `capture` or `replay`.
+    #[getter]
+    fn scope(&self) -> &'static str {
+        match &self.scope {
+            Scope::Idle => "idle",
+            Scope::Discover(_) => "discover",
+            Scope::Follow(follow) if follow.capture => "capture",
+            Scope::Follow(_) => "replay",
+        }
+    }
+
+    #[getter]
+    fn is_sealed(&self) -> bool {
+        self.sealed.is_some()
+    }
+
+    #[getter]
+    fn plan(&self) -> Option<Plan> {
+        self.sealed.as_ref().map(|sealed| Plan { plan: sealed.plan.clone() })
+    }
+
+    /// Replays, and how many of them were not the next one of the sealed order.
+    #[getter]
+    fn counters(&self) -> (u64, u64) {
+        (self.counters.replays, self.counters.order_deviations)
+    }
+
+    /// Whether a runner was captured.
+    fn is_captured(&self, runner: &str) -> bool {
+        self.sealed
+            .as_ref()
+            .is_some_and(|sealed| sealed.by_name.get(runner).is_some_and(|&at| sealed.runners[at].captured))
+    }
+
+    /// The trace of what was discovered, as versioned JSON.
+    fn trace(&self) -> Result<String, Failure> {
+        let trace = match &self.sealed {
+            Some(sealed) => sealed.trace.clone(),
+            None => self.discovery.trace(&self.name),
+        };
+        check_trace(&trace)?;
+        Ok(write_trace(&trace))
+    }
+
+    /// Begins a pass over a runner: a launch of the step, or only a proof of order for one that was discovered.
+    fn begin_discover(&mut self, runner: &str, launch: bool) -> Result<(), Failure> {
+        self.idle("discover")?;
+        self.open("discover")?;
+        if !launch && self.discovery.index(runner).is_none() {
+            return Err(RuntimeError::UnknownRunner { runner: runner.to_owned() }.into());
+        }
+        self.scope = Scope::Discover(self.discovery.begin(runner, launch));
+        Ok(())
+    }
+
+    /// What the next steps do never runs together with what was discovered so far.
+    fn next_alternative(&mut self) -> Result<(), Failure> {
+        self.idle("next_alternative")?;
+        self.open("next_alternative")?;
+        self.discovery.next_alternative();
+        Ok(())
+    }
+
+    /// Begins the capture of a sealed runner.
+    fn begin_capture(&mut self, runner: &str) -> Result<(), Failure> {
+        let at = self.sealed_runner("capture", runner)?;
+        if self.sealed.as_ref().is_some_and(|sealed| sealed.runners[at].captured) {
+            return Err(RuntimeError::CapturedTwice { runner: runner.to_owned() }.into());
+        }
+        self.follow(at, true);
+        Ok(())
+    }
+
+    /// Begins a replay by hand: the program makes the captured sequence again and gets the same views. Returns whether
+    /// it was the next launch of the sealed order.
+    fn begin_replay(&mut self, runner: &str) -> Result<bool, Failure> {
+        let in_order = self.launch(runner)?;
+        let at = self.sealed_runner("replay", runner)?;
+        self.follow(at, false);
+        Ok(in_order)
+    }
+
+    /// Notes a launch of a captured runner. Returns whether it was the next one of the sealed order.
+    fn launch(&mut self, runner: &str) -> Result<bool, Failure> {
+        let at = self.sealed_runner("replay", runner)?;
+        let wraps = self.options.step_cut == sessile_plan::StepCut::Wrap;
+        let Some(sealed) = &mut self.sealed else { return Ok(true) };
+        if !sealed.runners[at].captured {
+            return Err(RuntimeError::NotCaptured { runner: runner.to_owned() }.into());
+        }
+        let place = sealed.cursor.place(&sealed.trace.steps, wraps, u32::try_from(at).unwrap_or(u32::MAX));
+        sealed.cursor = place.after;
+        self.counters.replays += 1;
+        self.counters.order_deviations += u64::from(!place.in_order);
+        Ok(place.in_order)
+    }
+
+    /// The planned tensor, if the next request is asked for by exactly this key. Changes nothing else.
+    fn take(&mut self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyAny>>> {
+        let (Scope::Follow(follow), Some(sealed)) = (&mut self.scope, &self.sealed) else { return Ok(None) };
+        let runner = &sealed.runners[follow.at];
+        let Some(planned) = runner.requests.get(follow.request) else { return Ok(None) };
+        let (Some(known), Some(tensor)) = (&planned.key, &planned.tensor) else { return Ok(None) };
+        if runner.marks.get(follow.mark) != Some(&Mark::Acquire(planned.request.id))
+            || !known.bind(py).eq(key)?
+        {
+            return Ok(None);
+        }
+        follow.request += 1;
+        follow.mark += 1;
+        Ok(Some(tensor.clone_ref(py)))
+    }
+
+    /// The same for any key, with errors that say what differs; in a discovery, notes the request.
+    #[pyo3(signature = (key, weight, role, dtype, shape, unsharded, group, symmetric, expert, accumulates_into))]
+    #[expect(clippy::too_many_arguments, reason = "the fields of a request, one by one")]
+    fn request(
+        &mut self,
+        py: Python<'_>,
+        key: Py<PyAny>,
+        weight: String,
+        role: &str,
+        dtype: &str,
+        shape: Vec<u64>,
+        unsharded: Vec<u64>,
+        group: Option<String>,
+        symmetric: bool,
+        expert: Option<u32>,
+        accumulates_into: Option<String>,
+    ) -> Result<Answer, Failure> {
+        if matches!(self.scope, Scope::Idle) {
+            return Ok((None, None));
+        }
+        let dtype = match dtype {
+            "bfloat16" => DType::Bf16,
+            "float32" => DType::F32,
+            "int32" => DType::U32,
+            other => {
+                return Err(Failure::argument(
+                    "dtype",
+                    other,
+                    "planned storage holds bfloat16, float32 or int32",
+                ));
+            }
+        };
+        if let Some(group) = group.as_deref().filter(|group| !self.groups.contains_key(*group)) {
+            return Err(RuntimeError::UnknownGroup { group: group.to_owned() }.into());
+        }
+        let domain = match (&group, symmetric) {
+            (Some(group), true) => Domain::Symmetric(group.clone()),
+            (None, true) => {
+                return Err(Failure::argument(
+                    "symmetric",
+                    "true",
+                    "symmetric storage belongs to a group: name it",
+                ));
+            }
+            (_, false) => Domain::Default,
+        };
+        let spec = RequestSpec {
+            weight,
+            role: role_of(role),
+            dtype,
+            shape,
+            unsharded_shape: unsharded,
+            domain,
+            group,
+            expert,
+            accumulates_into,
+        };
+        match &mut self.scope {
+            Scope::Idle => Ok((None, None)),
+            Scope::Discover(pass) => {
+                let id = self.discovery.request(pass, spec)?;
+                self.keys.entry(id).or_insert(key);
+                Ok((Some(id.0), None))
+            }
+            Scope::Follow(_) => Ok((None, Some(self.follow_request(py, &spec)?))),
+        }
+    }
+
+    /// Notes the release of a request on which nothing waits any more.
+    fn release(&mut self, id: u32) -> Result<(), Failure> {
+        let id = RequestId(id);
+        if matches!(self.scope, Scope::Idle) {
+            return Err(RuntimeError::ReleasedOutsideRunner { request: id.to_string() }.into());
+        }
+        if !self.released.insert(id) {
+            return Err(Failure::argument(
+                "view",
+                &id.to_string(),
+                "it was released before; release each view once",
+            ));
+        }
+        self.mark(Mark::Release(id))
+    }
+
+    /// Notes the point from which the next runner may start.
+    fn complete(&mut self) -> Result<(), Failure> {
+        if matches!(self.scope, Scope::Idle) {
+            return Err(Failure::phase(
+                "complete",
+                "no runner is active",
+                "call it inside discover or capture",
+            ));
+        }
+        self.mark(Mark::Complete)
+    }
+
+    /// Ends the pass. Whatever fails here leaves no pass under way.
+    fn end(&mut self) -> Result<(), Failure> {
+        self.released.clear();
+        match std::mem::replace(&mut self.scope, Scope::Idle) {
+            Scope::Idle => Err(Failure::phase("end", "no runner is active", "begin one first")),
+            Scope::Discover(pass) => {
+                let order = Some(Order::program(&pass.marks));
+                Ok(self.discovery.end(pass, order)?)
+            }
+            Scope::Follow(follow) => {
+                let Some(sealed) = &mut self.sealed else { return Ok(()) };
+                sealed.ended(&follow)?;
+                sealed.runners[follow.at].captured |= follow.capture;
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives the pass up, as after an exception in it. What was known before is known still.
+    fn abort(&mut self) {
+        self.released.clear();
+        self.scope = Scope::Idle;
+    }
+
+    /// Agrees with the other ranks, plans, allocates. Collective over the job. Nothing is kept after an error.
+    fn seal(&mut self, py: Python<'_>) -> PyResult<Plan> {
+        self.idle("seal")?;
+        self.open("seal")?;
+        let sealed = self.agree_and_build();
+        let sealed = match sealed {
+            Ok(sealed) => sealed,
+            Err(error) => {
+                let raised = std::iter::once(&self.world).chain(self.groups.values()).find_map(Group::raised);
+                let failure = PyErr::from(Failure::from(error));
+                if let Some(cause) = raised {
+                    failure.set_cause(py, Some(cause));
+                }
+                return Err(failure);
+            }
+        };
+        let mut sealed = sealed;
+        for planned in sealed.runners.iter_mut().flat_map(|runner| &mut runner.requests) {
+            planned.key = self.keys.get(&planned.request.id).map(|key| key.clone_ref(py));
+        }
+        let plan = Plan { plan: sealed.plan.clone() };
+        self.sealed = Some(sealed);
+        Ok(plan)
+    }
+
+    /// Each planned request as number and DLPack capsule, to be given back as a tensor by `set_tensors`.
+    fn exports(&self, py: Python<'_>) -> PyResult<Vec<(u32, Py<PyAny>)>> {
+        let Some(sealed) = &self.sealed else { return Ok(Vec::new()) };
+        let mut all = Vec::new();
+        for planned in sealed.runners.iter().flat_map(|runner| &runner.requests) {
+            let id = planned.request.id;
+            let spec = &planned.request.spec;
+            let Some(view) = sealed.plan.view(id) else { continue };
+            let arena = &sealed.arenas[view.arena as usize];
+            if let Some(capsule) = dlpack::export(py, arena, view.offset, spec.dtype, &spec.shape)? {
+                all.push((id.0, capsule));
+            }
+        }
+        Ok(all)
+    }
+
+    /// Takes the tensors made of the capsules.
+    fn set_tensors(&mut self, py: Python<'_>, tensors: BTreeMap<u32, Py<PyAny>>) {
+        let Some(sealed) = &mut self.sealed else { return };
+        for planned in sealed.runners.iter_mut().flat_map(|runner| &mut runner.requests) {
+            planned.tensor = tensors.get(&planned.request.id.0).map(|tensor| tensor.clone_ref(py));
+        }
+    }
+
+    /// Address and bytes of each arena.
+    fn arenas(&self) -> Vec<(u64, u64)> {
+        self.sealed.as_ref().map_or(Vec::new(), |sealed| {
+            sealed.arenas.iter().map(|arena| (arena.address(), arena.bytes())).collect()
+        })
+    }
+
+    /// Gives the plan up and forgets the discovery. Tensors that somebody still holds keep their memory.
+    fn free(&mut self) -> Result<(), Failure> {
+        self.idle("free")?;
+        if self.sealed.take().is_none() {
+            return Err(Failure::phase("free", "nothing is sealed", "seal first"));
+        }
+        self.discovery = Discovery::default();
+        self.keys.clear();
+        Ok(())
+    }
+
+    /// Forgets what was discovered so far.
+    fn restart_discovery(&mut self) -> Result<(), Failure> {
+        self.idle("restart_discovery")?;
+        self.open("restart_discovery")?;
+        self.discovery = Discovery::default();
+        self.keys.clear();
+        Ok(())
+    }
+}
+
+impl Core {
+    fn idle(&self, call: &'static str) -> Result<(), Failure> {
+        match &self.scope {
+            Scope::Idle => Ok(()),
+            Scope::Discover(_) => Err(Failure::phase(
+                call,
+                "a runner is being discovered",
+                "end the discovery of that runner first",
+            )),
+            Scope::Follow(follow) if follow.capture => {
+                Err(Failure::phase(call, "a runner is being captured", "end or abort the capture first"))
+            }
+            Scope::Follow(_) => {
+                Err(Failure::phase(call, "a runner is being replayed", "end the replay first"))
+            }
+        }
+    }
+
+    fn open(&self, call: &'static str) -> Result<(), Failure> {
+        match &self.sealed {
+            None => Ok(()),
+            Some(_) => {
+                Err(Failure::phase(call, "a plan is sealed", "free it first; after the seal nothing grows"))
+            }
+        }
+    }
+
+    fn sealed_runner(&self, call: &'static str, runner: &str) -> Result<usize, Failure> {
+        self.idle(call)?;
+        let Some(sealed) = &self.sealed else {
+            let remedy = "discover every runner once, then seal";
+            return Err(Failure::phase(call, "nothing is sealed", remedy));
+        };
+        let at = sealed.by_name.get(runner).copied();
+        at.ok_or_else(|| RuntimeError::UnknownRunner { runner: runner.to_owned() }.into())
+    }
+
+    fn follow(&mut self, at: usize, capture: bool) {
+        self.released.clear();
+        self.scope = Scope::Follow(Follow { at, request: 0, mark: 0, capture });
+    }
+
+    /// Notes a mark in the pass; in a capture or replay it must be the one that the discovery had there.
+    fn mark(&mut self, mark: Mark) -> Result<(), Failure> {
+        match (&mut self.scope, &self.sealed) {
+            (Scope::Discover(pass), _) => {
+                pass.marks.push(mark);
+                Ok(())
+            }
+            (Scope::Follow(follow), Some(sealed)) => Ok(sealed.expect(follow, mark)?),
+            _ => Ok(()),
+        }
+    }
+
+    fn follow_request(&mut self, py: Python<'_>, spec: &RequestSpec) -> Result<Py<PyAny>, Failure> {
+        let (Scope::Follow(follow), Some(sealed)) = (&mut self.scope, &self.sealed) else {
+            return Err(Failure::phase("empty", "no runner is active", "begin a capture first"));
+        };
+        let runner = sealed.trace.runners[follow.at].name.clone();
+        let index = follow.request;
+        let Some(planned) = sealed.runners[follow.at].requests.get(index) else {
+            return Err(RuntimeError::UnplannedRequest {
+                runner,
+                index,
+                found: spec.to_string(),
+                bytes: spec.bytes().unwrap_or(u64::MAX),
+            }
+            .into());
+        };
+        if planned.request.spec != *spec {
+            return Err(RuntimeError::RequestMismatch {
+                runner,
+                index,
+                expected: planned.request.spec.to_string(),
+                found: spec.to_string(),
+            }
+            .into());
+        }
+        let tensor = planned.tensor.as_ref().map(|tensor| tensor.clone_ref(py));
+        sealed.expect(follow, Mark::Acquire(planned.request.id))?;
+        follow.request += 1;
+        tensor.ok_or_else(|| {
+            Failure::phase("empty", "the plan has no tensors yet", "call set_tensors after the seal")
+        })
+    }
+
+    /// Every exchange is made by every rank, also by one that failed, so that none waits for another for ever.
+    fn agree_and_build(&self) -> Result<Sealed, RuntimeError> {
+        let local = self.prepare();
+        let agreed = agree::compare(&self.groups, local.as_ref().ok().map(|(trace, _)| trace));
+        let local = agree::share(&self.world, local.and_then(|local| agreed.map(|()| local)));
+        let (trace, plan) = local?;
+        agree::share(&self.world, self.compare_offsets(&plan))?;
+        agree::same_options(&self.world, &self.options)?;
+        let arenas = agree::share(&self.world, self.allocate(&plan))?;
+        let runners = trace
+            .runners
+            .iter()
+            .zip(&self.discovery.runners)
+            .map(|(runner, found)| Runner {
+                requests: runner
+                    .requests
+                    .iter()
+                    .map(|request| Planned { request: request.clone(), key: None, tensor: None })
+                    .collect(),
+                marks: found.marks.clone(),
+                captured: false,
+            })
+            .collect();
+        let by_name =
+            trace.runners.iter().enumerate().map(|(at, runner)| (runner.name.clone(), at)).collect();
+        Ok(Sealed { trace, plan, arenas, runners, by_name, cursor: Cursor::default() })
+    }
+
+    fn prepare(&self) -> Result<(Trace, sessile_plan::Plan), RuntimeError> {
+        let trace = self.discovery.trace(&self.name);
+        check_trace(&trace)?;
+        let plan = plan(&trace, &self.options)?;
+        Ok((trace, plan))
+    }
+
+    fn compare_offsets(&self, plan: &sessile_plan::Plan) -> Result<(), RuntimeError> {
+        let mut first = Ok(());
+        for (name, group) in &self.groups {
+            let domain = Domain::Symmetric(name.clone());
+            let Some(at) = plan.arenas.iter().position(|arena| arena.domain == domain) else { continue };
+            let of_arena = plan.views.iter().filter(|view| view.arena as usize == at);
+            let offsets: Vec<(u64, u64)> = of_arena.map(|view| (view.offset, view.bytes)).collect();
+            let outcome = agree::compare_offsets(name, group, &offsets);
+            if first.is_ok() {
+                first = outcome;
+            }
+        }
+        first
+    }
+
+    fn allocate(&self, plan: &sessile_plan::Plan) -> Result<Vec<Arena>, RuntimeError> {
+        let arena = |arena: &sessile_plan::Arena| {
+            Arena::host(arena.bytes).ok_or_else(|| {
+                RuntimeError::Device(DeviceError::OutOfMemory {
+                    rank: self.world.ranks()[self.world.rank() as usize],
+                    label: format!("arena {}", arena.domain),
+                    requested: arena.bytes,
+                    free: 0,
+                })
+            })
+        };
+        plan.arenas.iter().map(arena).collect()
+    }
+}
+
+impl Sealed {
+    /// Takes the next mark, which must be this one.
+    fn expect(&self, follow: &mut Follow, mark: Mark) -> Result<(), RuntimeError> {
+        let marks = &self.runners[follow.at].marks;
+        if marks.get(follow.mark) == Some(&mark) {
+            follow.mark += 1;
+            return Ok(());
+        }
+        Err(RuntimeError::OrderDiffers {
+            runner: self.trace.runners[follow.at].name.clone(),
+            index: follow.mark,
+            expected: marks.get(follow.mark).map_or("the end".to_owned(), |mark| mark.text()),
+            found: mark.text(),
+        })
+    }
+
+    /// Checks that a pass made the whole sequence.
+    fn ended(&self, follow: &Follow) -> Result<(), RuntimeError> {
+        let runner = &self.runners[follow.at];
+        let name = self.trace.runners[follow.at].name.clone();
+        if let Some(left) = runner.requests.get(follow.request) {
+            let spec = &left.request.spec;
+            let same = |planned: &&Planned| {
+                planned.request.spec.domain == spec.domain && planned.request.spec.dtype == spec.dtype
+            };
+            let rest = runner.requests[follow.request..].iter().filter(same);
+            return Err(RuntimeError::Unconsumed {
+                runner: name,
+                consumed: follow.request,
+                planned: runner.requests.len(),
+                bytes_left: rest.filter_map(|planned| planned.request.spec.bytes()).sum(),
+                domain: spec.domain.to_string(),
+                dtype: spec.dtype.to_string(),
+                first_left: spec.to_string(),
+            });
+        }
+        match runner.marks.get(follow.mark) {
+            None => Ok(()),
+            Some(mark) => Err(RuntimeError::OrderDiffers {
+                runner: name,
+                index: follow.mark,
+                expected: mark.text(),
+                found: "the end".to_owned(),
+            }),
+        }
+    }
+}
+
+fn role_of(name: &str) -> Role {
+    match name {
+        "wgrad_input" => Role::WgradInput,
+        "rs_output" => Role::RsOutput,
+        "a2a_scratch" => Role::A2aScratch,
+        "fp32_output" => Role::Fp32Output,
+        "gathered_weight" => Role::GatheredWeight,
+        other => Role::User(other.to_owned()),
+    }
+}

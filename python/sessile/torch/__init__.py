@@ -1,0 +1,5 @@
+"""sessile for PyTorch."""
+
+from .storage import GraphStorage
+
+__all__ = ["GraphStorage"]

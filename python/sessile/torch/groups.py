@@ -1,0 +1,43 @@
+"""Process groups as sessile compares plans over them."""
+
+from __future__ import annotations
+
+from typing import Callable, List, Optional, Tuple
+
+import torch.distributed as dist
+
+from ..errors import GroupError
+
+Gather = Optional[Callable[[bytes], List[bytes]]]
+
+
+def ready() -> bool:
+    """Whether there are other ranks to talk to."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def ranks_of(group: Optional["dist.ProcessGroup"], name: str) -> List[int]:
+    """World ranks of a group, in group order."""
+    if not ready():
+        return [0]
+    if group is None:
+        return list(range(dist.get_world_size()))
+    if dist.get_rank(group) < 0:
+        raise GroupError(
+            f"this rank is no member of group `{name}`: give each rank the group that it belongs to", group=name
+        )
+    return list(dist.get_process_group_ranks(group))
+
+
+def describe(group: Optional["dist.ProcessGroup"], name: str) -> Tuple[List[int], int, Gather]:
+    """Ranks, this rank's position, and how bytes are all-gathered."""
+    ranks = ranks_of(group, name)
+    if len(ranks) == 1:
+        return ranks, 0, None
+
+    def gather(payload: bytes) -> List[bytes]:
+        everybody: List[Optional[bytes]] = [None] * len(ranks)
+        dist.all_gather_object(everybody, bytes(payload), group=group)
+        return [part if part is not None else b"" for part in everybody]
+
+    return ranks, dist.get_rank(group), gather
