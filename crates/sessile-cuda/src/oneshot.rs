@@ -15,6 +15,8 @@
 //! The tests run it in every interleaving for two and three ranks, over the wrap of the round number, with a dead peer,
 //! and without step r, where it must fail.
 
+use std::time::Duration;
+
 use sessile_hal::{DeviceError, Memory, Transfer, View};
 use sessile_plan::DType;
 
@@ -68,6 +70,25 @@ impl Signals {
     }
 }
 
+/// Who launches: a member of a group.
+pub(crate) struct Member<'a> {
+    pub(crate) signals: &'a Signals,
+    /// Position in the group, and its size.
+    pub(crate) at: u32,
+    pub(crate) size: u32,
+    /// How long a launch waits for a member.
+    pub(crate) patience: Duration,
+}
+
+/// A block to be added up.
+pub(crate) struct Row {
+    /// Where this rank's block lies in every member's input, in group order.
+    pub(crate) from: Vec<u64>,
+    /// The accumulator.
+    pub(crate) to: u64,
+    pub(crate) elements: u64,
+}
+
 /// Enqueues a checked batch. The context is current.
 pub(crate) fn run(
     modules: &Modules,
@@ -78,42 +99,71 @@ pub(crate) fn run(
     transfers: &[Transfer<CudaMemory>],
 ) -> Result<(), DeviceError> {
     // Shorter than the host's: the launch knows whom it waited for.
-    let patience = comm.handle.core.options.deadline.as_nanos() * 3 / 4;
-    let patience = u64::try_from(patience).unwrap_or(u64::MAX);
+    let patience = comm.handle.core.options.deadline * 3 / 4;
+    let size = u32::try_from(comm.ranks.len()).unwrap_or(u32::MAX);
+    let member = Member { signals, at: comm.member, size, patience };
     for dtype in [DType::Bf16, DType::F32] {
-        let of_dtype: Vec<_> = transfers.iter().filter(|transfer| transfer.send.dtype() == dtype).collect();
-        for part in of_dtype.chunks(MOST_TRANSFERS) {
-            let mut words = vec![0; MOST_TRANSFERS * (MOST_RANKS + 2)];
-            let mut bytes = 0;
-            for (transfer, words) in part.iter().zip(words.chunks_exact_mut(MOST_RANKS + 2)) {
-                let block = transfer.recv.elements() * dtype.size();
-                bytes += block;
-                for (word, from) in words.iter_mut().zip(sources(comm, &transfer.send, block)?) {
-                    *word = from;
-                }
-                words[MOST_RANKS] = transfer.recv.address();
-                words[MOST_RANKS + 1] = transfer.recv.elements();
+        let rows = transfers
+            .iter()
+            .filter(|transfer| transfer.send.dtype() == dtype)
+            .map(|transfer| {
+                let elements = transfer.recv.elements();
+                let from = sources(comm, &transfer.send, elements * dtype.size())?;
+                Ok(Row { from, to: transfer.recv.address(), elements })
+            })
+            .collect::<Result<Vec<_>, DeviceError>>()?;
+        // SAFETY: the rows' sources are this rank's blocks in the members' windows, mapped in this process as long as
+        // the window lives, and of the size given (`check`); the accumulators are checked views; the pad and the words
+        // belong to the communicator. A graph owns all of it, work in flight is waited for before any of it goes. That
+        // members pass equal offsets and launch in the same order is the contract's.
+        unsafe { enqueue(modules, stream, &member, dtype, scale, &rows) }?;
+    }
+    Ok(())
+}
+
+/// Enqueues launches for rows of one dtype. The context is current.
+///
+/// # Safety
+/// - Each row's sources hold `elements` of the dtype, mapped in this process, and its accumulator as many FP32; they and
+///   the member's signals live until the work has ended.
+/// - Every member of the group enqueues the same rows in the same order, with sources at equal offsets.
+/// - No work that is not ordered with this one conflicts with it.
+pub(crate) unsafe fn enqueue(
+    modules: &Modules,
+    stream: &RawStream,
+    member: &Member<'_>,
+    dtype: DType,
+    scale: f32,
+    rows: &[Row],
+) -> Result<(), DeviceError> {
+    let patience = u64::try_from(member.patience.as_nanos()).unwrap_or(u64::MAX);
+    let signals = member.signals;
+    for part in rows.chunks(MOST_TRANSFERS) {
+        let mut words = vec![0; MOST_TRANSFERS * (MOST_RANKS + 2)];
+        let mut bytes = 0;
+        for (row, words) in part.iter().zip(words.chunks_exact_mut(MOST_RANKS + 2)) {
+            bytes += row.elements * dtype.size();
+            for (word, from) in words.iter_mut().zip(&row.from) {
+                *word = *from;
             }
-            let size = u32::try_from(comm.ranks.len()).unwrap_or(u32::MAX);
-            let (name, unroll) = choose(dtype, size);
-            let arguments = [
-                Argument::Words(words),
-                Argument::U32(u32::try_from(part.len()).unwrap_or(u32::MAX)),
-                Argument::U64(signals.pad.address),
-                Argument::U32(comm.member),
-                Argument::U32(size),
-                Argument::F32(scale),
-                Argument::U64(patience),
-                Argument::U64(signals.words.address),
-            ];
-            let grid = blocks(bytes, unroll, signals.share);
-            let extent = Extent { grid: (grid, 1, 1), block: (THREADS, 1), shared: 0 };
-            // SAFETY: the transfers' sources are this rank's blocks in the members' windows, mapped in this process as
-            // long as the window lives, and of the size given (`check`); the accumulators are checked views; the pad
-            // and the words belong to the communicator. A graph owns all of it, work in flight is waited for before
-            // any of it goes. That members pass equal offsets and launch in the same order is the contract's.
-            unsafe { modules.launch(stream, name, extent, &arguments) }?;
+            words[MOST_RANKS] = row.to;
+            words[MOST_RANKS + 1] = row.elements;
         }
+        let (name, unroll) = choose(dtype, member.size);
+        let arguments = [
+            Argument::Words(words),
+            Argument::U32(u32::try_from(part.len()).unwrap_or(u32::MAX)),
+            Argument::U64(signals.pad.address),
+            Argument::U32(member.at),
+            Argument::U32(member.size),
+            Argument::F32(scale),
+            Argument::U64(patience),
+            Argument::U64(signals.words.address),
+        ];
+        let grid = blocks(bytes, unroll, signals.share);
+        let extent = Extent { grid: (grid, 1, 1), block: (THREADS, 1), shared: 0 };
+        // SAFETY: as this function's callers promise; the pad and the words are those of the signals.
+        unsafe { modules.launch(stream, name, extent, &arguments) }?;
     }
     Ok(())
 }

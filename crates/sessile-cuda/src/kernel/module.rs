@@ -140,9 +140,14 @@ unsafe impl Sync for Modules {}
 impl Modules {
     /// Compiles, or takes from disk, and loads everything, so that nothing is loaded in a capture.
     pub(crate) fn load(context: &Arc<Context>) -> Result<Self, DeviceError> {
+        Self::load_units(context, &Unit::ALL)
+    }
+
+    /// The same for some of the units.
+    pub(crate) fn load_units(context: &Arc<Context>, units: &[Unit]) -> Result<Self, DeviceError> {
         let target = Target { capability: context.gpu.capability };
         let mut loaded = Modules { modules: Vec::new(), functions: HashMap::new(), context: context.clone() };
-        for (unit, names) in KERNELS {
+        for (unit, names) in KERNELS.iter().filter(|(unit, _)| units.contains(unit)) {
             let image = image(*unit, target)?;
             let _entered = context.enter()?;
             let mut module = std::ptr::null_mut();
