@@ -74,14 +74,8 @@ impl CudaDevice {
                     let address =
                         |peer: &Option<Mapping>| peer.as_ref().map_or(pad.address, |peer| peer.address);
                     let addresses: Vec<u64> = peers.iter().map(address).collect();
-                    Signals::new(
-                        &core.pool,
-                        pad,
-                        peers.into_iter().flatten().collect(),
-                        &addresses,
-                        words,
-                        share,
-                    )
+                    let own = pad.address;
+                    Signals::new(&core.pool, own, Box::new((pad, peers)), &addresses, words, share)
                 })
             }
         };

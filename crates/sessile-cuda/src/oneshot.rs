@@ -24,7 +24,7 @@ use crate::comm::CommCell;
 use crate::context::RawStream;
 use crate::kernel::{Argument, Extent, Modules};
 use crate::memory::CudaMemory;
-use crate::physical::{HostWords, Mapping, Pool, copy_in};
+use crate::physical::{HostWords, Pool, copy_in};
 
 /// Ranks that a group may have, and transfers of one launch; as in the kernel's source.
 pub(crate) const MOST_RANKS: usize = 16;
@@ -39,8 +39,10 @@ const THREADS: u32 = 512;
 
 /// A rank's signal words in a group.
 pub(crate) struct Signals {
-    pad: Mapping,
-    _peers: Vec<Mapping>,
+    /// Address of the pad.
+    pad: u64,
+    /// Kept: the pad, and what those of the other ranks are mapped by.
+    _pads: Box<dyn Send + Sync>,
     /// 0: what failed, 1: for which rank, 2: in which round, 3: set by the host to end all waits.
     pub(crate) words: HostWords,
     /// Ranks of the group on the GPU that has most of them: their launches must fit side by side.
@@ -48,19 +50,20 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Zeroes the pad and writes the pads' addresses, in group order. No rank may launch before all have done this.
+    /// Zeroes the pad and writes the pads' addresses, in group order; `pads` owns them. No rank may launch before all
+    /// have done this.
     pub(crate) fn new(
         pool: &Pool,
-        pad: Mapping,
-        peers: Vec<Mapping>,
+        pad: u64,
+        pads: Box<dyn Send + Sync>,
         addresses: &[u64],
         words: HostWords,
         share: u32,
     ) -> Result<Self, DeviceError> {
         let mut bytes = vec![0; PADS as usize];
         addresses.iter().for_each(|address| bytes.extend(address.to_le_bytes()));
-        copy_in(pool, pad.address, &bytes)?;
-        Ok(Signals { pad, _peers: peers, words, share: share.max(1) })
+        copy_in(pool, pad, &bytes)?;
+        Ok(Signals { pad, _pads: pads, words, share: share.max(1) })
     }
 
     /// What a launch could not wait for, if one gave up: the member's position, the round, and whether it was its reading.
@@ -153,7 +156,7 @@ pub(crate) unsafe fn enqueue(
         let arguments = [
             Argument::Words(words),
             Argument::U32(u32::try_from(part.len()).unwrap_or(u32::MAX)),
-            Argument::U64(signals.pad.address),
+            Argument::U64(signals.pad),
             Argument::U32(member.at),
             Argument::U32(member.size),
             Argument::F32(scale),
