@@ -42,7 +42,7 @@ impl Work<'_> {
         }
         if let Collective::ReduceScatterAccumulate { scale } = kind {
             let signals = comm.signals.as_ref().ok_or_else(|| comm.unreachable(kind))?;
-            return oneshot::run(self.modules, self.stream, comm, signals, scale, transfers);
+            return oneshot::run(self.modules, self.stream, comm, signals, scale, transfers, self.scratch);
         }
         let nccl = comm.nccl.as_ref().ok_or_else(|| comm.unreachable(kind))?;
         if kind == Collective::AllReduce {

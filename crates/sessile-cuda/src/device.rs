@@ -25,6 +25,7 @@ use crate::kernel::{Launcher, run};
 use crate::link::{Answer, Link};
 use crate::memory::{Backing, CudaMemory, LARGE, MemoryCell};
 use crate::nccl::{self, needs_gate};
+use crate::oneshot::OneShotOptions;
 use crate::physical::{Mapping, copy_in, copy_out};
 use crate::stream::{CudaStream, StreamCell};
 
@@ -39,6 +40,8 @@ pub struct DeviceOptions {
     pub spans: bool,
     /// Streams with these names get a high priority: what runs on them is small and others wait for it.
     pub urgent: Vec<String>,
+    /// How the one-shot reduce-scatter uses the GPU.
+    pub one_shot: OneShotOptions,
 }
 
 impl Default for DeviceOptions {
@@ -48,6 +51,7 @@ impl Default for DeviceOptions {
             deadline: Duration::from_secs(600),
             spans: false,
             urgent: vec!["gather".to_owned(), "reduce".to_owned()],
+            one_shot: OneShotOptions::default(),
         }
     }
 }

@@ -75,7 +75,8 @@ impl CudaDevice {
                         |peer: &Option<Mapping>| peer.as_ref().map_or(pad.address, |peer| peer.address);
                     let addresses: Vec<u64> = peers.iter().map(address).collect();
                     let own = pad.address;
-                    Signals::new(&core.pool, own, Box::new((pad, peers)), &addresses, words, share)
+                    Signals::new(&core.pool, own, Box::new((pad, peers)), &addresses, words, share)?
+                        .with(&core.pool, &core.options.one_shot)
                 })
             }
         };

@@ -153,6 +153,10 @@ impl Pool {
         Ok(Arc::new(Pool { raw, stream }))
     }
 
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        self.stream.context()
+    }
+
     /// Allocates; the bytes may be used on every stream when this returns.
     pub(crate) fn alloc(self: &Arc<Self>, bytes: u64) -> Result<Block, DeviceError> {
         let _entered = self.stream.context().enter()?;

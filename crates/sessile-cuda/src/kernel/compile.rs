@@ -42,7 +42,7 @@ impl Unit {
             Unit::Attention => "attention.cu",
             Unit::Matrix => "matrix.cu",
             Unit::Experts => "experts.cu",
-            Unit::OneShot => "oneshot.cu",
+            Unit::OneShot => "oneshot/kernels.cu",
         }
     }
 
@@ -53,7 +53,14 @@ impl Unit {
             Unit::Attention => include_str!("../../kernels/attention.cu"),
             Unit::Matrix => include_str!("../../kernels/matrix.cu"),
             Unit::Experts => include_str!("../../kernels/experts.cu"),
-            Unit::OneShot => include_str!("../../kernels/oneshot.cu"),
+            Unit::OneShot => concat!(
+                include_str!("../../kernels/oneshot/rounds.cuh"),
+                include_str!("../../kernels/oneshot/push.cuh"),
+                include_str!("../../kernels/oneshot/pull.cuh"),
+                include_str!("../../kernels/oneshot/copy.cuh"),
+                include_str!("../../kernels/oneshot/bulk.cuh"),
+                include_str!("../../kernels/oneshot/kernels.cu"),
+            ),
         };
         format!("{}\n{own}", include_str!("../../kernels/common.cuh"))
     }

@@ -66,14 +66,48 @@ const KERNELS: &[(Unit, &[&str])] = &[
     (
         Unit::OneShot,
         &[
-            "one_shot_bf16_2",
-            "one_shot_bf16_4",
-            "one_shot_bf16_8",
-            "one_shot_bf16_any",
-            "one_shot_f32_2",
-            "one_shot_f32_4",
-            "one_shot_f32_8",
-            "one_shot_f32_any",
+            "one_shot_push_bf16_2",
+            "one_shot_push_bf16_4",
+            "one_shot_push_bf16_8",
+            "one_shot_push_bf16_any",
+            "one_shot_push_f32_2",
+            "one_shot_push_f32_4",
+            "one_shot_push_f32_8",
+            "one_shot_push_f32_any",
+            "one_shot_pull_bf16_2",
+            "one_shot_pull_bf16_4",
+            "one_shot_pull_bf16_8",
+            "one_shot_pull_bf16_any",
+            "one_shot_pull_f32_2",
+            "one_shot_pull_f32_4",
+            "one_shot_pull_f32_8",
+            "one_shot_pull_f32_any",
+            "one_shot_shift_bf16_2",
+            "one_shot_shift_bf16_4",
+            "one_shot_shift_bf16_8",
+            "one_shot_shift_bf16_any",
+            "one_shot_shift_f32_2",
+            "one_shot_shift_f32_4",
+            "one_shot_shift_f32_8",
+            "one_shot_shift_f32_any",
+            "one_shot_sum_bf16_2",
+            "one_shot_sum_bf16_4",
+            "one_shot_sum_bf16_8",
+            "one_shot_sum_bf16_any",
+            "one_shot_sum_f32_2",
+            "one_shot_sum_f32_4",
+            "one_shot_sum_f32_8",
+            "one_shot_sum_f32_any",
+            "one_shot_bulk_bf16_2",
+            "one_shot_bulk_bf16_4",
+            "one_shot_bulk_bf16_8",
+            "one_shot_bulk_bf16_any",
+            "one_shot_bulk_f32_2",
+            "one_shot_bulk_f32_4",
+            "one_shot_bulk_f32_8",
+            "one_shot_bulk_f32_any",
+            "one_shot_enter",
+            "one_shot_leave",
         ],
     ),
     (Unit::Experts, &["router_forward", "router_backward", "combine_forward", "combine_backward"]),
@@ -155,11 +189,17 @@ impl Modules {
             // compiler, checked by its hash if it came from disk.
             unsafe { cuda!(cuModuleLoadData(&raw mut module, image.as_ptr().cast())) }?;
             loaded.modules.push(module);
-            for name in *names {
+            let (major, _) = target.capability;
+            for name in names.iter().filter(|name| major >= 9 || !name.starts_with("one_shot_bulk")) {
                 loaded.functions.insert(name, function(module, name)?);
             }
         }
         Ok(loaded)
+    }
+
+    /// Whether this GPU has a kernel: bulk copies need Hopper.
+    pub(crate) fn has(&self, name: &'static str) -> bool {
+        self.functions.contains_key(name)
     }
 
     fn get(&self, name: &'static str) -> Result<&Function, DeviceError> {
@@ -221,11 +261,16 @@ fn function(module: sys::CUmodule, name: &str) -> Result<Function, DeviceError> 
     unsafe { cuda!(cuModuleGetFunction(&raw mut raw, module, c_name.as_ptr())) }?;
     // SAFETY: `raw` came from the call above. Loads the code now rather than at the first launch.
     unsafe { cuda!(cuFuncLoad(raw)) }?;
-    // Attention keeps four tiles; the driver refuses more than 48 KiB unless it is asked.
+    // Attention keeps four tiles, bulk copies many; the driver refuses more than 48 KiB unless it is asked.
     let shared = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    if name.starts_with("attention") {
+    let most = match name {
+        name if name.starts_with("attention") => 96 << 10,
+        name if name.starts_with("one_shot_bulk") => 224 << 10,
+        _ => 0,
+    };
+    if most > 0 {
         // SAFETY: `raw` is a loaded function; a size the GPU does not have is an error of the driver.
-        unsafe { cuda!(cuFuncSetAttribute(raw, shared, 96 * 1024)) }?;
+        unsafe { cuda!(cuFuncSetAttribute(raw, shared, most)) }?;
     }
     let mut parameters = Vec::new();
     loop {

@@ -60,14 +60,19 @@ fn kernels_compile_for_hopper_without_spills_or_multicast() {
     for unit in Unit::ALL {
         let compiled = compile(unit, Target { capability: (9, 0) }).unwrap_or_else(|why| panic!("{why}"));
         let reports = reports(&compiled.log);
-        assert!(!reports.is_empty(), "{}: {}", unit.name(), compiled.log);
+        assert!(reports.values().any(|report| report.registers > 0), "{}: {}", unit.name(), compiled.log);
         for (kernel, report) in &reports {
             println!("{:<16} {kernel:<28} {report:?}", unit.name());
             assert_eq!(report.spills, 0, "{kernel}: {report:?}");
             assert_eq!(report.stack, 0, "{kernel}: {report:?}");
-            // Attention and the one-shot keep what is in flight in registers; 128 let 512 threads run.
-            let most = if matches!(unit, Unit::Attention | Unit::OneShot) { 128 } else { 64 };
-            assert!((1..=most).contains(&report.registers), "{kernel}: {report:?}");
+            // Attention and the one-shot keep what is in flight in registers; 128 let 512 threads run, 168 let 288.
+            let most = match unit {
+                Unit::OneShot => 168,
+                Unit::Attention => 128,
+                _ => 64,
+            };
+            // A function that is called has no registers of its own.
+            assert!(report.registers <= most, "{kernel}: {report:?}");
         }
         assert_eq!(&compiled.image[..4], b"\x7fELF", "machine code");
     }
@@ -91,9 +96,17 @@ fn kernels_compile_to_ptx_for_other_gpus_with_no_float_atomics_and_no_multicast(
             }
             if unit == Unit::OneShot {
                 // Publishing and taking of signal words, and data that is not kept in L1 nor read as if it never changed.
-                for needed in ["st.release.sys", "ld.relaxed.sys", "ld.acquire.sys", "atom.add.acq_rel.gpu"] {
+                let words =
+                    ["st.release.sys", "ld.relaxed.sys.global.u32", "ld.acquire.sys", "atom.add.acq_rel.gpu"];
+                let packets = ["st.relaxed.sys.global.b128", "ld.relaxed.sys.global.b128"];
+                for needed in words.iter().chain(&packets) {
                     assert!(ptx.contains(needed), "{needed}");
                 }
+                let bulk = ["cp.async.bulk.shared::cluster.global.mbarrier", "fence.proxy.async"];
+                assert!(
+                    bulk.iter().all(|needed| ptx.contains(needed) == (capability >= (9, 0))),
+                    "{capability:?}"
+                );
                 assert!(ptx.contains("ld.global.L1::no_allocate.v4"));
                 assert!(!ptx.contains("ld.global.nc"));
             }
