@@ -28,11 +28,14 @@ pub(crate) fn can_run(test: &str, needed: u32) -> bool {
 /// Ranks of one process.
 pub(crate) struct Threads {
     pub(crate) options: DeviceOptions,
+    /// What is different on a rank.
+    pub(crate) tune: fn(u32, &mut DeviceOptions),
 }
 
 impl Threads {
     pub(crate) fn new() -> Self {
-        Threads { options: DeviceOptions { deadline: Duration::from_secs(60), ..DeviceOptions::default() } }
+        let options = DeviceOptions { deadline: Duration::from_secs(60), ..DeviceOptions::default() };
+        Threads { options, tune: |_, _| {} }
     }
 
     /// Runs a program on every rank; the results in order of rank.
@@ -52,7 +55,8 @@ impl Threads {
                             port,
                             secret: b"a secret of tests".to_vec(),
                         };
-                        let options = DeviceOptions { ordinal: Some(rank % gpus), ..options.clone() };
+                        let mut options = DeviceOptions { ordinal: Some(rank % gpus), ..options.clone() };
+                        (self.tune)(rank, &mut options);
                         program(CudaDevice::open(&job, options).unwrap_or_else(|why| panic!("{why}")))
                     })
                 })
