@@ -120,6 +120,6 @@ class ShardingError(SessileError):
     """A module or weight that can't be sharded or graphed, as it is."""
 
     def __init__(self, message: str, *, module: str, remedy: str) -> None:
-        super().__init__(message)
+        super().__init__(f"{message}: {remedy}")
         self.module = module
         self.remedy = remedy

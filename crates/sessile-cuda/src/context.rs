@@ -175,6 +175,11 @@ impl RawStream {
         Ok(RawStream { raw, context: context.clone() })
     }
 
+    /// A stream that somebody else made. Dropping it would destroy it: `crate::guest` never does.
+    pub(crate) fn of_handle(raw: sys::CUstream, context: &Arc<Context>) -> Self {
+        RawStream { raw, context: context.clone() }
+    }
+
     pub(crate) fn raw(&self) -> sys::CUstream {
         self.raw
     }

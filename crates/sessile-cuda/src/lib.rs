@@ -9,6 +9,7 @@
 //! | `link`, [`job`] | where the ranks' hosts meet |
 //! | `oneshot` | the fused reduce-scatter: which way it goes, signal words, launches, protocols |
 //! | `handover` | shared memory between ranks of one machine |
+//! | [`guest`] | arenas, marks and the one-shot reduce-scatter in a program whose streams are a framework's |
 //! | `graveyard` | what was dropped and may still be in use |
 //! | `enqueue`, `group` | putting work on a stream; how the members of a group meet |
 //! | `device`, `stream`, `event`, `memory`, `graph`, `capture`, `comm`, `collective` | the contract, as in `sessile-host` |
@@ -39,6 +40,7 @@ mod gpu;
 mod graph;
 mod graveyard;
 mod group;
+pub mod guest;
 mod handover;
 pub mod job;
 pub mod kernel;

@@ -24,7 +24,7 @@
 //! | `baseline`, `layout`, `solve` | offsets: the strategies to be measured against, and sessile's |
 //! | `fences` | the fences for what is reused and not ordered anyway |
 //! | `validate` | the independent check, which shares no code with the four rows above |
-//! | `packing` | packing files in one total order |
+//! | `packing`, `export` | packing files in one total order: read and packed; a plan as one |
 //! | [`models`] | traces of published models, and of one's own |
 //! | `digest`, `format` | what ranks compare; JSON in and out |
 #![forbid(unsafe_code)]
@@ -36,6 +36,7 @@ mod classes;
 mod conflicts;
 mod digest;
 mod error;
+mod export;
 mod fences;
 mod flow;
 mod format;
@@ -59,9 +60,10 @@ pub use bound::lower_bound;
 pub use check::check_trace;
 pub use digest::{request_hashes, runner_hash, trace_digest};
 pub use error::{FormatError, PlanError, TraceError};
+pub use export::write_plan_csv;
 pub use format::{PLAN_SCHEMA, TRACE_SCHEMA, read_plan, read_trace, write_plan, write_trace};
 pub use options::{LaunchOrder, PlanOptions, StepCut, Strategy};
-pub use packing::{Packed, PackingBlock, PackingError, pack, read_packing};
+pub use packing::{Packed, PackingBlock, PackingError, pack, read_packing, write_packing};
 pub use plan::{Arena, Fence, PLAN_VERSION, Plan, View};
 pub use planner::plan;
 pub use request::{DType, Domain, Request, RequestId, RequestSpec, Role, VIEW_ALIGN};

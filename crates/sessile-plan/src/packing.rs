@@ -205,11 +205,21 @@ pub fn read_packing(text: &str) -> Result<Vec<PackingBlock>, PackingError> {
     Ok(blocks)
 }
 
-/// Packs blocks; stops at the lower bound.
+/// The blocks with their offsets as a packing file.
+pub fn write_packing(blocks: &[PackingBlock], packed: &Packed) -> String {
+    let mut text = "id,lower,upper,size,alignment,offset\n".to_owned();
+    for (block, offset) in blocks.iter().zip(&packed.offsets) {
+        let PackingBlock { id, lower, upper, size, alignment } = block;
+        text += &format!("{id},{lower},{upper},{size},{alignment},{offset}\n");
+    }
+    text
+}
+
+/// Packs blocks; stops at the lower bound, or once they fit `capacity`.
 ///
 /// # Errors
 /// [`PackingError::TooMany`] where more pairs of blocks live at once than are planned.
-pub fn pack(blocks: &[PackingBlock]) -> Result<Packed, PackingError> {
+pub fn pack(blocks: &[PackingBlock], capacity: Option<u64>) -> Result<Packed, PackingError> {
     // In order of begin, as the solver wants them.
     let mut order: Vec<usize> = (0..blocks.len()).collect();
     order.sort_by_key(|&at| (blocks[at].lower, blocks[at].upper, at));
@@ -228,7 +238,7 @@ pub fn pack(blocks: &[PackingBlock]) -> Result<Packed, PackingError> {
     }
     let sizes = order.iter().map(|&at| (blocks[at].size, blocks[at].alignment)).collect();
     let problem = Problem::of_pairs(sizes, &pairs);
-    let placed = solve(&problem, bound, u64::MAX);
+    let placed = solve(&problem, bound.max(capacity.unwrap_or(0)), u64::MAX);
     let mut offsets = vec![0; blocks.len()];
     for (&at, &offset) in order.iter().zip(&placed.offsets) {
         offsets[at] = offset;

@@ -2,11 +2,15 @@
 
 use std::sync::Arc;
 
+use sessile_cuda::guest::GuestMemory;
+
 /// Memory at a fixed address. A handle: clones share it, and the last one frees it.
 #[derive(Clone)]
 pub(crate) enum Arena {
     /// Of the host.
     Host(Arc<HostMemory>),
+    /// Of a GPU.
+    Cuda(GuestMemory),
 }
 
 /// Views begin at multiples of 256 bytes. Read and written by frameworks, through the address alone.
@@ -36,12 +40,14 @@ impl Arena {
     pub(crate) fn address(&self) -> u64 {
         match self {
             Arena::Host(memory) => memory.address,
+            Arena::Cuda(memory) => memory.address(),
         }
     }
 
     pub(crate) fn bytes(&self) -> u64 {
         match self {
             Arena::Host(memory) => memory.bytes,
+            Arena::Cuda(memory) => memory.bytes(),
         }
     }
 
@@ -49,6 +55,7 @@ impl Arena {
     pub(crate) fn device(&self) -> (i32, i32) {
         match self {
             Arena::Host(_) => (1, 0),
+            Arena::Cuda(memory) => (2, i32::try_from(memory.ordinal()).unwrap_or(0)),
         }
     }
 }

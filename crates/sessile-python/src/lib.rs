@@ -9,7 +9,8 @@
 //! | `exchange` | a process group of the framework as a communicator that hosts compare plans over |
 //! | `discovery` | runners, requests and recorded order, until they are a trace |
 //! | `order` | a captured graph as recorded order; what it proves |
-//! | `storage` | the life of planned storage on one rank |
+//! | `storage`, `sealed` | the life of planned storage on one rank; what exists between seal and free |
+//! | `cuda` | marks, fences and launches on the framework's streams; memory that a group shares |
 //! | `arena`, `dlpack` | the bytes, and how a framework sees them |
 //! | `planning` | plans and traces without storage |
 //! | `doctor` | what this machine has |
@@ -17,14 +18,15 @@
 #![deny(unsafe_code)]
 
 mod arena;
+mod cuda;
 mod discovery;
 mod dlpack;
 mod doctor;
 mod error;
 mod exchange;
-#[expect(dead_code, reason = "graphs are read on CUDA, which comes next")]
 mod order;
 mod planning;
+mod sealed;
 mod storage;
 
 use pyo3::prelude::*;

@@ -23,6 +23,8 @@ pub(crate) enum Mark {
     Release(RequestId),
     /// The next runner may start.
     Complete,
+    /// The end of a pass.
+    End,
 }
 
 impl Mark {
@@ -32,6 +34,7 @@ impl Mark {
             Mark::Acquire(id) => format!("acquire of {id}"),
             Mark::Release(id) => format!("release of {id}"),
             Mark::Complete => "complete".to_owned(),
+            Mark::End => "the end".to_owned(),
         }
     }
 }
@@ -135,6 +138,19 @@ impl Order {
         Some(Order { marks: sequence.iter().map(|(mark, _)| marked[*mark].0).collect(), before })
     }
 
+    /// Takes the end off, which must come after everything; else gives the first mark that does not come before it.
+    pub(crate) fn without_end(mut self) -> Result<Order, Mark> {
+        let Some(at) = self.marks.iter().position(|mark| *mark == Mark::End) else { return Ok(self) };
+        let loose = (0..self.marks.len()).find(|&other| other != at && !self.before[at].has(other));
+        if let Some(loose) = loose {
+            return Err(self.marks[loose]);
+        }
+        // All others come before it, so it is the last.
+        self.marks.truncate(at);
+        self.before.truncate(at);
+        Ok(self)
+    }
+
     /// The first pair that is ordered here and not in `other`.
     pub(crate) fn lost(&self, other: &Order) -> Option<(Mark, Mark)> {
         let there: HashMap<Mark, usize> =
@@ -195,6 +211,7 @@ impl Order {
                     points.work(stream);
                     points.push(stream, PointKind::Complete);
                 }
+                Mark::End => {}
             }
             if let Some(&event) = event.get(&at) {
                 points.push(stream, PointKind::Record(event));

@@ -8,17 +8,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use pyo3::prelude::*;
 use sessile_hal::{Comm, DeviceError};
 use sessile_plan::{
-    DType, Domain, PlanOptions, Request, RequestId, RequestSpec, Role, Trace, check_trace, plan, write_trace,
+    DType, Domain, PlanOptions, RequestId, RequestSpec, Role, Trace, check_trace, plan, write_trace,
 };
 use sessile_runtime::{Cursor, RuntimeError, agree};
 
 use crate::arena::Arena;
+use crate::cuda::{Cuda, Reduction};
 use crate::discovery::{Discovery, Pass};
 use crate::dlpack;
 use crate::error::Failure;
 use crate::exchange::Group;
 use crate::order::{Mark, Order};
 use crate::planning::{Plan, options};
+use crate::sealed::{Follow, Planned, Runner, Sealed, acquire};
 
 /// What is under way.
 enum Scope {
@@ -26,38 +28,6 @@ enum Scope {
     Discover(Pass),
     /// A capture, or a replay by hand of a captured sequence.
     Follow(Follow),
-}
-
-/// A pass over a sealed runner, which must make the discovered sequence again.
-struct Follow {
-    at: usize,
-    /// Next request, and next mark.
-    request: usize,
-    mark: usize,
-    capture: bool,
-}
-
-struct Sealed {
-    trace: Trace,
-    plan: sessile_plan::Plan,
-    arenas: Vec<Arena>,
-    runners: Vec<Runner>,
-    by_name: BTreeMap<String, usize>,
-    cursor: Cursor,
-}
-
-/// A sealed runner.
-struct Runner {
-    requests: Vec<Planned>,
-    marks: Vec<Mark>,
-    captured: bool,
-}
-
-/// A request with what the framework asks for it by, and the tensor it gets.
-struct Planned {
-    request: Request,
-    key: Option<Py<PyAny>>,
-    tensor: Option<Py<PyAny>>,
 }
 
 /// Counters of one rank's storage.
@@ -82,6 +52,7 @@ pub(crate) struct Core {
     /// Released in the pass under way, or by a runner before: a second release is an error.
     released: BTreeSet<RequestId>,
     counters: Counters,
+    cuda: Option<Cuda>,
 }
 
 /// What an answer to a request is: nothing is known of it, its number in a discovery, or its planned tensor.
@@ -90,7 +61,8 @@ type Answer = (Option<u32>, Option<Py<PyAny>>);
 #[pymethods]
 impl Core {
     #[new]
-    #[pyo3(signature = (name, ranks, rank, gather, *, strategy, depth, step_cut))]
+    #[pyo3(signature = (name, ranks, rank, gather, *, strategy, depth, step_cut, ordinal))]
+    #[expect(clippy::too_many_arguments, reason = "options, one by one")]
     fn new(
         name: &str,
         ranks: Vec<u32>,
@@ -99,7 +71,10 @@ impl Core {
         strategy: &str,
         depth: u32,
         step_cut: &str,
+        ordinal: Option<u32>,
     ) -> Result<Core, Failure> {
+        let world_rank = ranks.get(rank as usize).copied().unwrap_or(0);
+        let cuda = ordinal.map(|ordinal| Cuda::open(ordinal, world_rank)).transpose()?;
         Ok(Core {
             name: name.to_owned(),
             options: options(strategy, depth, BTreeMap::new(), step_cut)?,
@@ -111,6 +86,7 @@ impl Core {
             sealed: None,
             released: BTreeSet::new(),
             counters: Counters::default(),
+            cuda,
         })
     }
 
@@ -125,6 +101,12 @@ impl Core {
         self.open("add_group")?;
         self.groups.insert(name.to_owned(), Group::new(name, ranks, rank, gather));
         Ok(())
+    }
+
+    /// Ranks of a group.
+    fn group_size(&self, group: &str) -> Result<u32, Failure> {
+        let unknown = || RuntimeError::UnknownGroup { group: group.to_owned() };
+        Ok(self.groups.get(group).ok_or_else(unknown)?.size())
     }
 
     /// `idle`, `discover`, `capture` or `replay`.
@@ -172,11 +154,14 @@ impl Core {
     }
 
     /// Begins a pass over a runner: a launch of the step, or only a proof of order for one that was discovered.
-    fn begin_discover(&mut self, runner: &str, launch: bool) -> Result<(), Failure> {
+    fn begin_discover(&mut self, runner: &str, launch: bool, stream: u64) -> Result<(), Failure> {
         self.idle("discover")?;
         self.open("discover")?;
         if !launch && self.discovery.index(runner).is_none() {
             return Err(RuntimeError::UnknownRunner { runner: runner.to_owned() }.into());
+        }
+        if let Some(cuda) = &mut self.cuda {
+            cuda.begin(stream)?;
         }
         self.scope = Scope::Discover(self.discovery.begin(runner, launch));
         Ok(())
@@ -191,10 +176,19 @@ impl Core {
     }
 
     /// Begins the capture of a sealed runner.
-    fn begin_capture(&mut self, runner: &str) -> Result<(), Failure> {
+    fn begin_capture(&mut self, runner: &str, stream: u64) -> Result<(), Failure> {
         let at = self.sealed_runner("capture", runner)?;
-        if self.sealed.as_ref().is_some_and(|sealed| sealed.runners[at].captured) {
+        let Some(sealed) = &self.sealed else { return Ok(()) };
+        if sealed.runners[at].captured {
             return Err(RuntimeError::CapturedTwice { runner: runner.to_owned() }.into());
+        }
+        if let Some(cuda) = &mut self.cuda {
+            if !cuda.begin(stream)? {
+                let remedy = "enter it inside torch.cuda.graph, on the stream that captures";
+                return Err(Failure::phase("capture", "the current stream captures nothing", remedy));
+            }
+            let begun = cuda.own(&sealed.arenas, at, stream);
+            begun.and_then(|()| sealed.unproven(at).try_for_each(|id| cuda.wait_for(id, stream)))?;
         }
         self.follow(at, true);
         Ok(())
@@ -203,29 +197,80 @@ impl Core {
     /// Begins a replay by hand: the program makes the captured sequence again and gets the same views. Returns whether
     /// it was the next launch of the sealed order.
     fn begin_replay(&mut self, runner: &str) -> Result<bool, Failure> {
-        let in_order = self.launch(runner)?;
         let at = self.sealed_runner("replay", runner)?;
+        let in_order = self.launch(at, 0, 0)?;
         self.follow(at, false);
         Ok(in_order)
     }
 
-    /// Notes a launch of a captured runner. Returns whether it was the next one of the sealed order.
-    fn launch(&mut self, runner: &str) -> Result<bool, Failure> {
+    /// Number of a captured runner, for its launches.
+    fn runner(&self, runner: &str) -> Result<usize, Failure> {
         let at = self.sealed_runner("replay", runner)?;
+        match &self.sealed {
+            Some(sealed) if sealed.runners[at].captured => Ok(at),
+            _ => Err(RuntimeError::NotCaptured { runner: runner.to_owned() }.into()),
+        }
+    }
+
+    /// Whether a runner says from where on the next one may start, so that it needs a stream of its own.
+    fn completes(&self, runner: usize) -> bool {
+        let of = |sealed: &Sealed| sealed.runners.get(runner).is_some_and(Runner::completes);
+        self.sealed.as_ref().is_some_and(of)
+    }
+
+    /// Makes `main` wait for all that runs on beside it.
+    fn join(&mut self, main: u64) -> Result<(), Failure> {
+        match &mut self.cuda {
+            Some(cuda) => Ok(cuda.join(main)?),
+            None => Ok(()),
+        }
+    }
+
+    /// After a launch: `main` goes on once the runner has completed.
+    fn launched(&mut self, runner: usize, main: u64) -> Result<(), Failure> {
+        match &mut self.cuda {
+            Some(cuda) => Ok(cuda.after_launch(runner, main)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Before a launch of a captured runner on the stream `lane`: puts it behind what `main` has. Returns whether it was
+    /// the next one of the sealed order; if not, everything was joined first.
+    fn launch(&mut self, at: usize, main: u64, lane: u64) -> Result<bool, Failure> {
         let wraps = self.options.step_cut == sessile_plan::StepCut::Wrap;
-        let Some(sealed) = &mut self.sealed else { return Ok(true) };
-        if !sealed.runners[at].captured {
-            return Err(RuntimeError::NotCaptured { runner: runner.to_owned() }.into());
+        let Some(sealed) = &mut self.sealed else {
+            return Err(Failure::phase(
+                "replay",
+                "nothing is sealed",
+                "discover every runner once, then seal",
+            ));
+        };
+        let Some(runner) = sealed.runners.get(at) else {
+            return Err(Failure::phase(
+                "replay",
+                "the runner is of another plan",
+                "look it up after the seal",
+            ));
+        };
+        if !runner.captured {
+            let runner = sealed.trace.runners[at].name.clone();
+            return Err(RuntimeError::NotCaptured { runner }.into());
         }
         let place = sealed.cursor.place(&sealed.trace.steps, wraps, u32::try_from(at).unwrap_or(u32::MAX));
         sealed.cursor = place.after;
         self.counters.replays += 1;
         self.counters.order_deviations += u64::from(!place.in_order);
+        if let Some(cuda) = &mut self.cuda {
+            if !place.in_order || (place.begins && !wraps) {
+                cuda.join(main)?;
+            }
+            cuda.before_launch(at, main, lane)?;
+        }
         Ok(place.in_order)
     }
 
     /// The planned tensor, if the next request is asked for by exactly this key. Changes nothing else.
-    fn take(&mut self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyAny>>> {
+    fn take(&mut self, py: Python<'_>, key: &Bound<'_, PyAny>, stream: u64) -> PyResult<Option<Py<PyAny>>> {
         let (Scope::Follow(follow), Some(sealed)) = (&mut self.scope, &self.sealed) else { return Ok(None) };
         let runner = &sealed.runners[follow.at];
         let Some(planned) = runner.requests.get(follow.request) else { return Ok(None) };
@@ -235,13 +280,16 @@ impl Core {
         {
             return Ok(None);
         }
+        if let Some(cuda) = self.cuda.as_mut().filter(|_| follow.capture) {
+            acquire(cuda, runner, planned.request.id, stream).map_err(Failure::from)?;
+        }
         follow.request += 1;
         follow.mark += 1;
         Ok(Some(tensor.clone_ref(py)))
     }
 
     /// The same for any key, with errors that say what differs; in a discovery, notes the request.
-    #[pyo3(signature = (key, weight, role, dtype, shape, unsharded, group, symmetric, expert, accumulates_into))]
+    #[pyo3(signature = (key, weight, role, dtype, shape, unsharded, group, symmetric, expert, accumulates_into, stream))]
     #[expect(clippy::too_many_arguments, reason = "the fields of a request, one by one")]
     fn request(
         &mut self,
@@ -256,6 +304,7 @@ impl Core {
         symmetric: bool,
         expert: Option<u32>,
         accumulates_into: Option<String>,
+        stream: u64,
     ) -> Result<Answer, Failure> {
         if matches!(self.scope, Scope::Idle) {
             return Ok((None, None));
@@ -302,14 +351,17 @@ impl Core {
             Scope::Discover(pass) => {
                 let id = self.discovery.request(pass, spec)?;
                 self.keys.entry(id).or_insert(key);
+                if let Some(cuda) = &mut self.cuda {
+                    cuda.mark(Mark::Acquire(id), stream)?;
+                }
                 Ok((Some(id.0), None))
             }
-            Scope::Follow(_) => Ok((None, Some(self.follow_request(py, &spec)?))),
+            Scope::Follow(_) => Ok((None, Some(self.follow_request(py, &spec, stream)?))),
         }
     }
 
     /// Notes the release of a request on which nothing waits any more.
-    fn release(&mut self, id: u32) -> Result<(), Failure> {
+    fn release(&mut self, id: u32, stream: u64) -> Result<(), Failure> {
         let id = RequestId(id);
         if matches!(self.scope, Scope::Idle) {
             return Err(RuntimeError::ReleasedOutsideRunner { request: id.to_string() }.into());
@@ -321,11 +373,11 @@ impl Core {
                 "it was released before; release each view once",
             ));
         }
-        self.mark(Mark::Release(id))
+        self.mark(Mark::Release(id), stream)
     }
 
     /// Notes the point from which the next runner may start.
-    fn complete(&mut self) -> Result<(), Failure> {
+    fn complete(&mut self, stream: u64) -> Result<(), Failure> {
         if matches!(self.scope, Scope::Idle) {
             return Err(Failure::phase(
                 "complete",
@@ -333,21 +385,30 @@ impl Core {
                 "call it inside discover or capture",
             ));
         }
-        self.mark(Mark::Complete)
+        self.mark(Mark::Complete, stream)
     }
 
     /// Ends the pass. Whatever fails here leaves no pass under way.
-    fn end(&mut self) -> Result<(), Failure> {
+    fn end(&mut self, stream: u64) -> Result<(), Failure> {
         self.released.clear();
         match std::mem::replace(&mut self.scope, Scope::Idle) {
             Scope::Idle => Err(Failure::phase("end", "no runner is active", "begin one first")),
             Scope::Discover(pass) => {
-                let order = Some(Order::program(&pass.marks));
+                let order = match &mut self.cuda {
+                    Some(cuda) => cuda.proven(&pass.runner, stream)?,
+                    None => Some(Order::program(&pass.marks)),
+                };
                 Ok(self.discovery.end(pass, order)?)
             }
             Scope::Follow(follow) => {
                 let Some(sealed) = &mut self.sealed else { return Ok(()) };
                 sealed.ended(&follow)?;
+                if let Some(cuda) = self.cuda.as_mut().filter(|_| follow.capture) {
+                    sealed.unreleased(follow.at).try_for_each(|id| cuda.record(id, stream))?;
+                    let name = &sealed.trace.runners[follow.at].name;
+                    let order = cuda.proven(name, stream)?;
+                    sealed.still_proven(follow.at, order.as_ref())?;
+                }
                 sealed.runners[follow.at].captured |= follow.capture;
                 Ok(())
             }
@@ -356,15 +417,18 @@ impl Core {
 
     /// Gives the pass up, as after an exception in it. What was known before is known still.
     fn abort(&mut self) {
+        if let Some(cuda) = &mut self.cuda {
+            cuda.forget();
+        }
         self.released.clear();
         self.scope = Scope::Idle;
     }
 
     /// Agrees with the other ranks, plans, allocates. Collective over the job. Nothing is kept after an error.
-    fn seal(&mut self, py: Python<'_>) -> PyResult<Plan> {
+    fn seal(&mut self, py: Python<'_>, stream: u64) -> PyResult<Plan> {
         self.idle("seal")?;
         self.open("seal")?;
-        let sealed = self.agree_and_build();
+        let sealed = self.agree_and_build(stream);
         let sealed = match sealed {
             Ok(sealed) => sealed,
             Err(error) => {
@@ -422,9 +486,69 @@ impl Core {
         if self.sealed.take().is_none() {
             return Err(Failure::phase("free", "nothing is sealed", "seal first"));
         }
+        if let Some(cuda) = &mut self.cuda {
+            cuda.release();
+        }
         self.discovery = Discovery::default();
         self.keys.clear();
         Ok(())
+    }
+
+    /// Makes a group able to reduce in one shot. Collective over the group.
+    fn add_reducer(&mut self, group: &str) -> Result<(), Failure> {
+        let Some(known) = self.groups.get(group).cloned() else {
+            return Err(RuntimeError::UnknownGroup { group: group.to_owned() }.into());
+        };
+        match &mut self.cuda {
+            Some(cuda) => Ok(cuda.add_reducer(group, &known)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Bytes for eager work that the group's ranks share, as a capsule of `int32`. Collective over the group.
+    fn eager(&mut self, py: Python<'_>, group: &str, bytes: u64) -> PyResult<Option<Py<PyAny>>> {
+        let Some(known) = self.groups.get(group).cloned() else {
+            return Err(Failure::from(RuntimeError::UnknownGroup { group: group.to_owned() }).into());
+        };
+        if self.sealed.is_some() {
+            let domain = Domain::Symmetric(group.to_owned()).to_string();
+            return Err(Failure::from(RuntimeError::PoolSealed { domain, bytes }).into());
+        }
+        let Some(cuda) = &mut self.cuda else { return Ok(None) };
+        let words = bytes.div_ceil(4);
+        let arena = cuda.eager(group, &known, 4 * words).map_err(Failure::from)?;
+        dlpack::export(py, &arena, 0, DType::U32, &[words])
+    }
+
+    /// Adds `scale` times the sum over ranks of this rank's block of `send` to the FP32 at `recv`.
+    #[expect(clippy::too_many_arguments, reason = "the operands, one by one")]
+    fn reduce_scatter_accumulate(
+        &mut self,
+        group: &str,
+        dtype: &str,
+        scale: f32,
+        send: u64,
+        recv: u64,
+        elements: u64,
+        stream: u64,
+    ) -> Result<(), Failure> {
+        let Some(cuda) = &mut self.cuda else {
+            return Err(Failure::phase(
+                "one_shot",
+                "the storage is of the CPU",
+                "use a storage of a CUDA device",
+            ));
+        };
+        let dtype = if dtype == "bfloat16" { DType::Bf16 } else { DType::F32 };
+        Ok(cuda.reduce(&Reduction { group, stream, dtype, scale, send, recv, elements })?)
+    }
+
+    /// Raises what a launch that gave up waiting for a rank left behind.
+    fn check(&self) -> Result<(), Failure> {
+        match &self.cuda {
+            Some(cuda) => Ok(cuda.check()?),
+            None => Ok(()),
+        }
     }
 
     /// Forgets what was discovered so far.
@@ -480,18 +604,38 @@ impl Core {
     }
 
     /// Notes a mark in the pass; in a capture or replay it must be the one that the discovery had there.
-    fn mark(&mut self, mark: Mark) -> Result<(), Failure> {
+    fn mark(&mut self, mark: Mark, stream: u64) -> Result<(), Failure> {
         match (&mut self.scope, &self.sealed) {
             (Scope::Discover(pass), _) => {
                 pass.marks.push(mark);
-                Ok(())
+                if let Some(cuda) = &mut self.cuda {
+                    cuda.mark(mark, stream)?;
+                }
             }
-            (Scope::Follow(follow), Some(sealed)) => Ok(sealed.expect(follow, mark)?),
-            _ => Ok(()),
+            (Scope::Follow(follow), Some(sealed)) => {
+                sealed.expect(follow, mark)?;
+                if let Some(cuda) = self.cuda.as_mut().filter(|_| follow.capture) {
+                    cuda.mark(mark, stream)?;
+                    match mark {
+                        Mark::Release(id) if sealed.runners[follow.at].order.is_some() => {
+                            cuda.record(id, stream)?;
+                        }
+                        Mark::Complete => cuda.complete(follow.at, stream)?,
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
         }
+        Ok(())
     }
 
-    fn follow_request(&mut self, py: Python<'_>, spec: &RequestSpec) -> Result<Py<PyAny>, Failure> {
+    fn follow_request(
+        &mut self,
+        py: Python<'_>,
+        spec: &RequestSpec,
+        stream: u64,
+    ) -> Result<Py<PyAny>, Failure> {
         let (Scope::Follow(follow), Some(sealed)) = (&mut self.scope, &self.sealed) else {
             return Err(Failure::phase("empty", "no runner is active", "begin a capture first"));
         };
@@ -517,6 +661,9 @@ impl Core {
         }
         let tensor = planned.tensor.as_ref().map(|tensor| tensor.clone_ref(py));
         sealed.expect(follow, Mark::Acquire(planned.request.id))?;
+        if let Some(cuda) = self.cuda.as_mut().filter(|_| follow.capture) {
+            acquire(cuda, &sealed.runners[follow.at], planned.request.id, stream)?;
+        }
         follow.request += 1;
         tensor.ok_or_else(|| {
             Failure::phase("empty", "the plan has no tensors yet", "call set_tensors after the seal")
@@ -524,15 +671,18 @@ impl Core {
     }
 
     /// Every exchange is made by every rank, also by one that failed, so that none waits for another for ever.
-    fn agree_and_build(&self) -> Result<Sealed, RuntimeError> {
+    fn agree_and_build(&mut self, stream: u64) -> Result<Sealed, RuntimeError> {
         let local = self.prepare();
         let agreed = agree::compare(&self.groups, local.as_ref().ok().map(|(trace, _)| trace));
         let local = agree::share(&self.world, local.and_then(|local| agreed.map(|()| local)));
         let (trace, plan) = local?;
         agree::share(&self.world, self.compare_offsets(&plan))?;
         agree::same_options(&self.world, &self.options)?;
-        let arenas = agree::share(&self.world, self.allocate(&plan))?;
-        let runners = trace
+        let arenas = match &mut self.cuda {
+            Some(cuda) => cuda.arenas(&plan, &self.world, &self.groups)?,
+            None => agree::share(&self.world, self.allocate(&plan))?,
+        };
+        let runners: Vec<Runner> = trace
             .runners
             .iter()
             .zip(&self.discovery.runners)
@@ -543,9 +693,16 @@ impl Core {
                     .map(|request| Planned { request: request.clone(), key: None, tensor: None })
                     .collect(),
                 marks: found.marks.clone(),
+                order: found.order.clone(),
                 captured: false,
             })
             .collect();
+        if let Some(cuda) = &mut self.cuda {
+            let completing =
+                (0..runners.len()).filter(|&at| runners[at].completes()).collect::<BTreeSet<_>>();
+            let prepared = cuda.prepare(&plan, &completing, stream).map_err(RuntimeError::from);
+            agree::share(&self.world, prepared)?;
+        }
         let by_name =
             trace.runners.iter().enumerate().map(|(at, runner)| (runner.name.clone(), at)).collect();
         Ok(Sealed { trace, plan, arenas, runners, by_name, cursor: Cursor::default() })
@@ -585,54 +742,6 @@ impl Core {
             })
         };
         plan.arenas.iter().map(arena).collect()
-    }
-}
-
-impl Sealed {
-    /// Takes the next mark, which must be this one.
-    fn expect(&self, follow: &mut Follow, mark: Mark) -> Result<(), RuntimeError> {
-        let marks = &self.runners[follow.at].marks;
-        if marks.get(follow.mark) == Some(&mark) {
-            follow.mark += 1;
-            return Ok(());
-        }
-        Err(RuntimeError::OrderDiffers {
-            runner: self.trace.runners[follow.at].name.clone(),
-            index: follow.mark,
-            expected: marks.get(follow.mark).map_or("the end".to_owned(), |mark| mark.text()),
-            found: mark.text(),
-        })
-    }
-
-    /// Checks that a pass made the whole sequence.
-    fn ended(&self, follow: &Follow) -> Result<(), RuntimeError> {
-        let runner = &self.runners[follow.at];
-        let name = self.trace.runners[follow.at].name.clone();
-        if let Some(left) = runner.requests.get(follow.request) {
-            let spec = &left.request.spec;
-            let same = |planned: &&Planned| {
-                planned.request.spec.domain == spec.domain && planned.request.spec.dtype == spec.dtype
-            };
-            let rest = runner.requests[follow.request..].iter().filter(same);
-            return Err(RuntimeError::Unconsumed {
-                runner: name,
-                consumed: follow.request,
-                planned: runner.requests.len(),
-                bytes_left: rest.filter_map(|planned| planned.request.spec.bytes()).sum(),
-                domain: spec.domain.to_string(),
-                dtype: spec.dtype.to_string(),
-                first_left: spec.to_string(),
-            });
-        }
-        match runner.marks.get(follow.mark) {
-            None => Ok(()),
-            Some(mark) => Err(RuntimeError::OrderDiffers {
-                runner: name,
-                index: follow.mark,
-                expected: mark.text(),
-                found: "the end".to_owned(),
-            }),
-        }
     }
 }
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
 from torch.utils.dlpack import from_dlpack
 
 from .._sessile import Core, Plan
-from ..errors import ArgumentError, DeviceError, GroupError
-from . import groups
+from ..errors import ArgumentError, DeviceError, GroupError, PhaseError
+from .groups import describe
+from .pool import EagerPool
 
 Group = Union[str, "dist.ProcessGroup", None]
 
@@ -45,10 +46,14 @@ class GraphStorage:
         """``groups`` names the process groups that requests may belong to; ``group`` is the one over which everything is
         agreed, by default that of all ranks. ``strategy``, ``depth`` and ``step_cut`` are those of ``sessile plan``."""
         self.device = _device(device)
+        self._ordinal: Optional[int] = self.device.index
         self._names: Dict[int, str] = {}
-        self._views: List[torch.Tensor] = []
-        ranks, rank, gather = _describe(group, "world")
-        self._core = Core(name, ranks, rank, gather, strategy=strategy, depth=depth, step_cut=step_cut)
+        self._lanes: Dict[int, "torch.cuda.Stream"] = {}
+        ranks, rank, gather = describe(group, "world")
+        self._core = Core(
+            name, ranks, rank, gather, strategy=strategy, depth=depth, step_cut=step_cut, ordinal=self._ordinal
+        )
+        self._pool = EagerPool(self._core, self._ordinal)
         for key, member in (groups or {}).items():
             self.add_group(key, member)
 
@@ -56,10 +61,14 @@ class GraphStorage:
 
     def add_group(self, name: str, group: Optional["dist.ProcessGroup"]) -> None:
         """Makes a process group known under a name that is the same on all its ranks."""
-        ranks, rank, gather = _describe(group, name)
+        ranks, rank, gather = describe(group, name)
         self._core.add_group(name, ranks, rank, gather)
         if group is not None:
             self._names[id(group)] = name
+
+    def add_one_shot(self, group: Group) -> None:
+        """Makes a group able to reduce in one shot. Collective over the group; before any capture."""
+        self._core.add_reducer(self._named(group))
 
     def _group_name(self, group: Group) -> Optional[str]:
         if group is None or isinstance(group, str):
@@ -69,37 +78,105 @@ class GraphStorage:
             raise GroupError("the process group has no name here: call add_group before the seal", group=str(group))
         return name
 
+    def _named(self, group: Group) -> str:
+        name = self._group_name(group)
+        if name is None:
+            raise GroupError("one-shot reduction belongs to a group: name it", group="None")
+        return name
+
     # ------------------------------------------------------------------ passes
 
+    def _raw(self, stream: Optional["torch.cuda.Stream"] = None) -> int:
+        """The handle of a stream, by default the current one."""
+        if self._ordinal is None:
+            return 0
+        if stream is not None:
+            return stream.cuda_stream
+        return torch._C._cuda_getCurrentRawStream(self._ordinal)
+
     @contextmanager
-    def discover(self, runner: str) -> Iterator[None]:
-        """One launch of the runner in the step's order; its requests and releases are noted."""
-        self._core.begin_discover(runner, True)
-        with self._pass():
+    def discover(self, runner: str, stream: Optional["torch.cuda.Stream"] = None) -> Iterator[None]:
+        """One launch of the runner in the step's order; its requests and releases are noted.
+
+        Inside ``torch.cuda.graph`` (a capture that is thrown away), the order between streams is proven from the edges
+        of the captured graph; elsewhere on CUDA nothing is proven, and every request lives as long as its runner."""
+        self._core.begin_discover(runner, True, self._raw(stream))
+        with self._pass(stream):
             yield
 
     @contextmanager
-    def capture(self, runner: str) -> Iterator[None]:
-        """The capture of a runner: request k gets the view of request k of the discovery."""
-        self._core.begin_capture(runner)
-        with self._pass():
+    def prove(self, runner: str, stream: Optional["torch.cuda.Stream"] = None) -> Iterator[None]:
+        """A runner that was discovered eagerly, once more inside a capture that is thrown away: proves its order."""
+        self._core.begin_discover(runner, False, self._raw(stream))
+        with self._pass(stream):
+            yield
+
+    @contextmanager
+    def capture(self, runner: str, stream: Optional["torch.cuda.Stream"] = None) -> Iterator[None]:
+        """The capture of a runner: request k gets the view of request k of the discovery. On CUDA it is entered inside
+        ``torch.cuda.graph``; fences become nodes of the graph, which owns the memory, and at the end the captured edges
+        must still prove the order that the plan rests on."""
+        self._core.begin_capture(runner, self._raw(stream))
+        with self._pass(stream):
             yield
 
     @contextmanager
     def replay(self, runner: str) -> Iterator[None]:
-        """The captured sequence once more, by hand, over the same views."""
+        """The captured sequence once more, by hand, over the same views: for devices without graphs."""
+        if self._ordinal is not None:
+            raise PhaseError(
+                "replay by hand is for the CPU: on CUDA call what `launcher` returns",
+                call="replay",
+                phase="the storage is of a CUDA device",
+                remedy="use `launcher(runner, graph)`",
+            )
         self._core.begin_replay(runner)
-        with self._pass():
+        with self._pass(None):
             yield
 
     @contextmanager
-    def _pass(self) -> Iterator[None]:
+    def _pass(self, stream: Optional["torch.cuda.Stream"]) -> Iterator[None]:
         try:
             yield
         except BaseException:
+            self._pool.end_pass()
             self._core.abort()
             raise
-        self._core.end()
+        self._pool.end_pass()
+        self._core.end(self._raw(stream))
+
+    def launcher(self, runner: str, graph: "torch.cuda.CUDAGraph") -> Callable[[], None]:
+        """A function that replays the runner's graph: in the sealed order, behind what the current stream has. A runner
+        that called `complete` gets a stream of its own, on which the rest of it runs on beside the next runner; `join`
+        waits for that. A launch out of order waits for everything first, and is counted."""
+        core, raw = self._core, self._raw
+        at = core.runner(runner)
+        if not core.completes(at):
+
+            def launch() -> None:
+                main = raw()
+                core.launch(at, main, main)
+                graph.replay()
+
+            return launch
+
+        lane = self._lanes.setdefault(at, torch.cuda.Stream(self._ordinal))
+        handle = lane.cuda_stream
+
+        def launch_beside() -> None:
+            main = raw()
+            core.launch(at, main, handle)
+            with torch.cuda.stream(lane):
+                graph.replay()
+            core.launched(at, main)
+
+        return launch_beside
+
+    def join(self) -> None:
+        """Makes the current stream wait for everything that runners left running: before the optimizer reads gradients.
+        Raises what a launch that waited in vain for another rank left behind."""
+        self._core.join(self._raw())
+        self._core.check()
 
     def next_alternative(self) -> None:
         """What is discovered from here on never runs in the same step as what was before: both share everything."""
@@ -113,7 +190,7 @@ class GraphStorage:
 
     def seal(self) -> Plan:
         """Agrees with all ranks on what was discovered, plans it and allocates. Nothing grows afterwards."""
-        plan = self._core.seal()
+        plan = self._core.seal(self._raw())
         tensors = {}
         for request, capsule in self._core.exports():
             view = from_dlpack(capsule)
@@ -137,9 +214,17 @@ class GraphStorage:
         """Replays that were not the next one of the sealed order."""
         return self._core.counters[1]
 
+    @property
+    def arenas(self) -> List[Tuple[int, int]]:
+        """Address and bytes of each arena, in the plan's order."""
+        return self._core.arenas()
+
     def free(self) -> None:
-        """Gives the plan up. Views that somebody still holds keep their memory."""
+        """Gives the plan up. Views that somebody still holds keep their memory, and so do graphs."""
+        if self._ordinal is not None:
+            torch.cuda.synchronize(self._ordinal)
         self._core.free()
+        self._lanes.clear()
 
     def save_trace(self, path: Union[str, "os.PathLike[str]"]) -> None:
         """Writes what was discovered as a trace, for ``sessile plan``, ``compare`` and ``report``."""
@@ -172,10 +257,10 @@ class GraphStorage:
         """A buffer whose first write comes next on the current stream.
 
         In a capture or replay it is the planned view of the runner's next request, which must equal the discovered one
-        in everything given here. Elsewhere it is a tensor of its own.
-        """
+        in everything given here. Elsewhere it is a tensor of its own. ``symmetric`` asks for memory that all ranks of the
+        group can read."""
         key = (shape, dtype, role, group, weight, unsharded_shape, symmetric, expert, accumulates_into)
-        view = self._core.take(key)
+        view = self._core.take(key, self._raw())
         if view is not None:
             return view
         return self._request(key)
@@ -183,8 +268,16 @@ class GraphStorage:
     def _request(self, key: Tuple[Any, ...]) -> torch.Tensor:
         shape, dtype, role, group, weight, unsharded, symmetric, expert, accumulates_into = key
         shape = tuple(shape)
+        name = self._group_name(group)
         if self._core.scope == "idle":
-            return torch.empty(shape, dtype=dtype, device=self.device)
+            if self._ordinal is not None and torch.cuda.is_current_stream_capturing():
+                raise PhaseError(
+                    "empty is called in a capture that no runner was entered for",
+                    call="empty",
+                    phase="a stream captures outside any runner",
+                    remedy="enter storage.capture(runner) inside torch.cuda.graph",
+                )
+            return self._eager(shape, dtype, name, symmetric)
         request, view = self._core.request(
             (shape, *key[1:]),
             weight,
@@ -192,40 +285,79 @@ class GraphStorage:
             DTYPES.get(dtype, str(dtype)),
             list(shape),
             list(shape if unsharded is None else unsharded),
-            self._group_name(group),
+            name,
             symmetric,
             expert,
             accumulates_into,
+            self._raw(),
         )
         if view is None:
-            view = torch.empty(shape, dtype=dtype, device=self.device)
+            view = self._eager(shape, dtype, name, symmetric)
             view._sessile_request = request  # type: ignore[attr-defined]
         return view
 
-    def release(self, view: torch.Tensor) -> None:
-        """Nothing that is enqueued later on the current stream reads ``view``: its bytes may be used again. Outside a
-        runner this does nothing for tensors that no runner asked for."""
+    def _eager(
+        self, shape: Tuple[int, ...], dtype: torch.dtype, group: Optional[str], symmetric: bool
+    ) -> torch.Tensor:
+        if symmetric and group is not None and self._ordinal is not None:
+            return self._pool.take(shape, dtype, group)
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def release(self, view: torch.Tensor, stream: Optional["torch.cuda.Stream"] = None) -> None:
+        """Nothing that is enqueued later on the stream (the current one) reads ``view``: its bytes may be used again.
+        Outside a runner this does nothing for tensors that no runner asked for, except that registered ones go back to
+        their pool."""
+        pooled = self._pool.give(view, stream)
         request = getattr(view, "_sessile_request", None)
-        if request is None:
-            if self._core.scope == "idle":
-                return
+        if request is not None and not (pooled and self._core.scope == "idle"):
+            self._core.release(request, self._raw(stream))
+        elif request is None and self._core.scope != "idle":
             raise ArgumentError(
                 "view is a tensor that `empty` did not return: release exactly what it returned, not a view of it",
                 argument="view",
                 value=str(tuple(view.shape)),
             )
-        self._core.release(request)
 
-    def complete(self) -> None:
+    def complete(self, stream: Optional["torch.cuda.Stream"] = None) -> None:
         """The next runner may start from here on; what this one enqueues later runs beside it."""
-        self._core.complete()
+        self._core.complete(self._raw(stream))
 
-    # ------------------------------------------------------------------ for tests and learning
+    # ------------------------------------------------------------------ reduction
 
-    @property
-    def arenas(self) -> List[Tuple[int, int]]:
-        """Address and bytes of each arena, in the plan's order."""
-        return self._core.arenas()
+    def reduce_scatter_accumulate(
+        self,
+        main_grad: torch.Tensor,
+        send: torch.Tensor,
+        group: Group,
+        scale: float,
+        stream: Optional["torch.cuda.Stream"] = None,
+    ) -> None:
+        """``main_grad += scale * sum over ranks of my block of send``, FP32, in rank order, in one launch on the stream.
+        ``send`` lies in the group's registered memory (``empty(..., symmetric=True)``); call `add_one_shot` first."""
+        name = self._named(group)
+        fits = main_grad.dtype == torch.float32 and main_grad.is_contiguous() and send.is_contiguous()
+        if not fits or send.dtype not in (torch.bfloat16, torch.float32):
+            raise ArgumentError(
+                "main_grad must be contiguous float32, send contiguous bfloat16 or float32",
+                argument="main_grad, send",
+                value=f"{main_grad.dtype}, {send.dtype}",
+            )
+        size = self._core.group_size(name)
+        if send.numel() != size * main_grad.numel():
+            raise ArgumentError(
+                f"send has {send.numel()} elements: {size} ranks need {size} blocks of {main_grad.numel()}",
+                argument="send",
+                value=str(tuple(send.shape)),
+            )
+        self._core.reduce_scatter_accumulate(
+            name,
+            DTYPES[send.dtype],
+            scale,
+            send.data_ptr(),
+            main_grad.data_ptr(),
+            main_grad.numel(),
+            self._raw(stream),
+        )
 
 
 def _device(device: Union[str, torch.device, None]) -> torch.device:
@@ -234,13 +366,12 @@ def _device(device: Union[str, torch.device, None]) -> torch.device:
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
         raise ArgumentError(f"device is {device}: use `cpu` or `cuda`", argument="device", value=str(device))
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
         raise DeviceError(
             "torch sees no CUDA device: look at `sessile doctor`, or use device='cpu'",
             remedy="install a CUDA build of torch and the driver, or use device='cpu'",
         )
-    return device
-
-
-def _describe(group: Optional["dist.ProcessGroup"], name: str) -> Tuple[List[int], int, groups.Gather]:
-    return groups.describe(group, name)
+    torch.cuda.init()
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)

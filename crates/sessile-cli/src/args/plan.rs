@@ -66,15 +66,22 @@ impl PlanChoices {
 /// Options of `sessile plan`.
 #[derive(Args, Debug)]
 pub(crate) struct PlanArgs {
-    /// A trace, as `sessile train --trace-out FILE` writes it
+    /// A trace, as `sessile train --trace-out FILE` writes it, or a packing file in CSV
+    #[arg(value_name = "TRACE-OR-CSV")]
     pub(crate) trace: PathBuf,
     #[command(flatten)]
     pub(crate) common: Common,
     #[command(flatten)]
     pub(crate) choices: PlanChoices,
+    /// Of a packing file: bytes that it should fit; the search stops once it does
+    #[arg(long, value_name = "BYTES", value_parser = parse::whole::<u64>)]
+    pub(crate) capacity: Option<u64>,
     /// Write the plan as JSON
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
+    /// Write what lives when, and where it lies, as a packing file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) csv: Option<PathBuf>,
     /// Print all views and fences, not only the first
     #[arg(long)]
     pub(crate) all: bool,

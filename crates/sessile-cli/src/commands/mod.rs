@@ -4,6 +4,7 @@ mod check;
 mod compare;
 mod explain;
 mod findings;
+mod packing;
 mod plan;
 mod report;
 mod self_test;
@@ -24,6 +25,7 @@ use crate::{
 pub(crate) fn run(program: Program) -> Result<Verdict, Failure> {
     match program.command {
         Command::Train(args) => train::run(&args),
+        Command::Plan(args) if packing::is_packing(&args) => packing::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Check(args) if args.self_test => self_test::run(&args),

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Instant};
 
 use serde::Serialize;
-use sessile_plan::{Plan, Request, RequestId, Runner, Trace, plan, write_plan};
+use sessile_plan::{Plan, Request, RequestId, Runner, Trace, plan, write_plan, write_plan_csv};
 
 use super::{explain, json};
 use crate::{
@@ -34,8 +34,17 @@ struct Document<'a> {
 
 /// Plans a trace.
 pub(super) fn run(args: &PlanArgs) -> Result<Verdict, Failure> {
-    let wanted = [("--json", args.common.json.as_deref()), ("--out", args.out.as_deref())];
-    let [json_out, plan_out] = output::prepare(wanted, &[&args.trace])?;
+    if let Some(capacity) = args.capacity {
+        return Err(Failure::Input(format!(
+            "--capacity {capacity}: this is for packing files (.csv); for a trace use --depth auto --memory-limit"
+        )));
+    }
+    let wanted = [
+        ("--json", args.common.json.as_deref()),
+        ("--out", args.out.as_deref()),
+        ("--csv", args.csv.as_deref()),
+    ];
+    let [json_out, plan_out, csv_out] = output::prepare(wanted, &[&args.trace])?;
     let trace = input::trace(&args.trace)?;
     let started = Instant::now();
     let plan = plan(&trace, &args.choices.options()).map_err(|error| input::about(&args.trace, error))?;
@@ -44,6 +53,9 @@ pub(super) fn run(args: &PlanArgs) -> Result<Verdict, Failure> {
     let mut files = Vec::new();
     if let Some(file) = plan_out {
         files.push((file, write_plan(&plan).into_bytes()));
+    }
+    if let Some(file) = csv_out {
+        files.push((file, write_plan_csv(&trace, &plan).into_bytes()));
     }
     if let Some(file) = json_out {
         let document = Document {

@@ -204,7 +204,7 @@ fn options_of_plan() {
     }
     sandbox.write("same.json", same.to_string());
     let cases: &[(&str, &[&str])] = &[
-        ("plan", &["<TRACE>"]),
+        ("plan", &["<TRACE-OR-CSV>"]),
         ("compare", &["<TRACE>"]),
         ("check", &["<TRACE-OR-RUN>"]),
         ("plan trace.json --depth 0", &["depth", "0"]),

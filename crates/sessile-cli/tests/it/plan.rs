@@ -7,7 +7,10 @@ use std::{
 
 use serde_json::Value;
 
-use crate::sandbox::{Sandbox, program};
+use crate::{
+    sandbox::{Sandbox, program},
+    schema::validate,
+};
 
 #[test]
 fn the_tables_of_a_plan() {
@@ -102,4 +105,52 @@ fn a_reader_that_goes_away_is_no_fault() {
     child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0), "{stderr}");
     assert_eq!(stderr, "");
+}
+
+#[test]
+fn a_packing_file_is_packed_and_a_plan_is_written_as_one() {
+    let sandbox = Sandbox::new();
+    sandbox.write("new.csv", "id,lower,upper,size,alignment\na,0,2,4,\nb,1,3,8,8\nc,2,4,4,\n");
+    sandbox.write("old.CSV", "id,start,end,size,alignment\na,0,1,4,\nb,1,2,8,8\nc,2,3,4,\n");
+    insta::with_settings!({filters => vec![(r"\d+\.\d{3} ms", "[ms]")]}, {
+        insta::assert_snapshot!("packing", sandbox.run("plan new.csv --capacity 12").good());
+    });
+    for (file, capacity, fits) in [("new.csv", 12, true), ("old.CSV", 11, false)] {
+        sandbox.run(&format!("plan {file} --capacity {capacity} --json p.json --csv p.csv -q")).good();
+        validate(&sandbox.read("p.json"), "packing.schema.json");
+        let document: Value = serde_json::from_str(&sandbox.read("p.json")).unwrap();
+        assert_eq!((&document["bytes"], &document["fits"]), (&12.into(), &fits.into()));
+        assert_eq!(document["lower_bound_bytes"], 12);
+        assert_eq!(document["offsets"].as_object().unwrap().len(), 3);
+        assert_eq!(sandbox.read("p.csv").lines().count(), 4);
+    }
+    sandbox.run("plan new.csv --json p.json -q").good();
+    validate(&sandbox.read("p.json"), "packing.schema.json");
+    sandbox.run("plan trace.json --csv t.csv -q").good();
+    assert_eq!(sandbox.read("t.csv").lines().count(), 13);
+}
+
+#[test]
+fn what_a_packing_file_can_not_mean_is_bad_input_with_line_and_column() {
+    let sandbox = Sandbox::new();
+    sandbox.write("bad.csv", "id,lower,upper,size\na,0,2,4\nb,1,x,8\n");
+    sandbox.write("good.csv", "id,lower,upper,size\na,0,2,4\n");
+    sandbox.write("bytes.csv", b"id,lower,upper,size\n\xff,0,1,4\n");
+    let cases = [
+        ("plan bad.csv --json p.json", "line 3, column `upper` is `x`"),
+        ("plan bytes.csv", "utf-8"),
+        ("plan none.csv", "does not exist"),
+        ("plan good.csv --explain", "--explain"),
+        ("plan good.csv --out p.json", "--out"),
+        ("plan good.csv --json good.csv", "is read"),
+        ("plan good.csv --capacity -1", "whole number"),
+        ("plan trace.json --capacity 5", "packing files"),
+    ];
+    for (line, expected) in cases {
+        let ran = sandbox.run(line);
+        assert_eq!(ran.code, 2, "{line}: {}", ran.stderr);
+        assert!(ran.stderr.contains(expected), "{line}: {}", ran.stderr);
+        assert_eq!(ran.stdout, "", "{line}");
+    }
+    assert_eq!(sandbox.names(), ["bad.csv", "bytes.csv", "good.csv", "trace.json"]);
 }

@@ -163,3 +163,40 @@ fn documents_with_white_space_and_any_field_order_are_read() {
     let document: Value = serde_json::from_str(&write_trace(&rich())).unwrap();
     assert_eq!(read_trace(serde_json::to_string_pretty(&document).unwrap().as_bytes()), Ok(rich()));
 }
+
+/// Whatever a plan lets share bytes lives one after the other in the file, too.
+#[test]
+fn a_plan_as_a_packing_file_has_no_overlap() {
+    let mut rows_seen = 0;
+    for depth in 1..=3 {
+        for by_layer in [false, true] {
+            let mut given = crate::models::quarter(by_layer);
+            // Some runners once more, so that requests have several rows.
+            let again: Vec<u32> = given.steps[0][4..9].to_vec();
+            given.steps[0].extend(again);
+            let made = sessile_plan::plan(&given, &sessile_plan::PlanOptions { depth, ..Default::default() })
+                .unwrap();
+            let text = sessile_plan::write_plan_csv(&given, &made);
+            let mut lines = text.lines();
+            assert_eq!(lines.next(), Some("id,lower,upper,size,alignment,offset,domain"));
+            let rows: Vec<Vec<u64>> = lines
+                .map(|line| {
+                    let fields: Vec<&str> = line.split(',').collect();
+                    assert_eq!((fields.len(), fields[6]), (7, "default"));
+                    fields[1..6].iter().map(|field| field.parse().unwrap()).collect()
+                })
+                .collect();
+            assert!(rows.len() > made.views.len());
+            for (at, a) in rows.iter().enumerate() {
+                assert!(a[0] < a[1] && a[4] % a[3] == 0);
+                for b in &rows[at + 1..] {
+                    let both_live = a[0] < b[1] && b[0] < a[1];
+                    let share = a[4] < b[4] + b[2] && b[4] < a[4] + a[2];
+                    assert!(!(both_live && share), "depth {depth}: {a:?} and {b:?}");
+                }
+            }
+            rows_seen += rows.len();
+        }
+    }
+    assert!(rows_seen > 4000);
+}

@@ -93,6 +93,40 @@ fn every_variant_of_every_model_is_a_trace_whose_plan_is_right() {
     }
 }
 
+/// Fewer bytes do not exist, at any of the depths, for any variant of any model.
+#[test]
+fn every_variant_of_every_model_is_planned_at_the_lower_bound() {
+    let mut plans = 0;
+    for model in all_models() {
+        for scope in [Scope::Module, Scope::Layer] {
+            for (wgrad_dtype, kinds) in [
+                (DType::Bf16, Kinds::Plain),
+                (DType::Bf16, Kinds::Fp32),
+                (DType::Bf16, Kinds::Registered),
+                (DType::F32, Kinds::Plain),
+                (DType::F32, Kinds::Registered),
+            ] {
+                for set in [KindSet::Upstream, KindSet::Own] {
+                    let options = TraceOptions { scope, wgrad_dtype, kinds, set, gathered: false };
+                    let trace = model_trace(&model, &options);
+                    let generations = baseline_bytes(&trace, StepCut::Barrier).generations;
+                    for depth in 1..=3u32 {
+                        let made = plan(&trace, &PlanOptions { depth, ..PlanOptions::default() }).unwrap();
+                        let what = format!("{} {options:?} depth {depth}", model.name);
+                        assert_eq!(made.bytes(), made.lower_bound_bytes(), "{what}");
+                        assert!(made.bytes() <= generations[depth as usize - 1], "{what}");
+                        if depth == 3 && set == KindSet::Own {
+                            assert_eq!(validate(&trace, &made), [], "{what}");
+                        }
+                        plans += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(plans, 9 * 2 * 5 * 2 * 3);
+}
+
 #[test]
 fn sessile_plans_the_model_well_under_both_cuts() {
     for by_layer in [true, false] {

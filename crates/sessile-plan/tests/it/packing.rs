@@ -1,11 +1,62 @@
 //! Packing files: both kinds of columns, every refusal, and placements checked pair by pair.
+#![allow(clippy::print_stderr, reason = "why a test is skipped, and what it measured")]
 
 use proptest::{collection::vec, prelude::*};
-use sessile_plan::{PackingBlock, PackingError, pack, read_packing};
+use sessile_plan::{PackingBlock, PackingError, pack, read_packing, write_packing};
+
+/// The files of a set of instances, or why there are none.
+fn instances(set: &str) -> Result<Vec<(String, Vec<PackingBlock>)>, String> {
+    let Some(folder) = std::env::var_os("SESSILE_PACKING_DATA") else {
+        return Err("SESSILE_PACKING_DATA does not name the folder with packing instances".into());
+    };
+    let folder = std::path::Path::new(&folder).join(set);
+    let entries = std::fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "csv"));
+    paths.sort();
+    let read = |path: std::path::PathBuf| {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        (name, read_packing(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display())))
+    };
+    Ok(paths.into_iter().map(read).collect())
+}
+
+/// Times are printed, not asserted: the machine is not ours.
+#[test]
+fn published_instances_of_real_programs_are_packed_within_a_thousandth_of_their_load() {
+    let found = match instances("idealloc") {
+        Ok(found) => found,
+        Err(why) => return eprintln!("skipped: instances of idealloc: {why}"),
+    };
+    for name in ["resnet50", "G_1"] {
+        let (_, blocks) = found.iter().find(|(other, _)| other == name).expect("the folder holds it");
+        let begun = std::time::Instant::now();
+        let (bytes, bound) = holds(blocks);
+        eprintln!("{name}: {bytes} bytes, load {bound}, {:?}", begun.elapsed());
+        assert!(bytes - bound <= bound / 1000, "{name}: {bytes} bytes, load {bound}");
+    }
+}
+
+#[test]
+fn puzzles_of_minimalloc_are_packed_without_overlap() {
+    let found = match instances("minimalloc") {
+        Ok(found) => found,
+        Err(why) => return eprintln!("skipped: instances of minimalloc: {why}"),
+    };
+    assert!(!found.is_empty(), "the folder has no .csv file");
+    for (name, blocks) in found {
+        let begun = std::time::Instant::now();
+        let (bytes, bound) = holds(&blocks);
+        eprintln!("{name}: {bytes} bytes, load {bound}, {:?}", begun.elapsed());
+        // What an ordinary best fit reaches.
+        assert!(bytes * 2 <= bound * 3, "{name}: {bytes} bytes, load {bound}");
+    }
+}
 
 /// Fails unless blocks that live at once share no byte, are aligned, and end below `bytes`.
 fn holds(blocks: &[PackingBlock]) -> (u64, u64) {
-    let packed = pack(blocks).expect("few pairs");
+    let packed = pack(blocks, None).expect("few pairs");
     for (at, block) in blocks.iter().enumerate() {
         let from = packed.offsets[at];
         assert!(from.is_multiple_of(block.alignment) && from + block.size <= packed.bytes, "{}", block.id);
@@ -37,6 +88,17 @@ proptest! {
         };
         holds(&drawn.into_iter().enumerate().map(block).collect::<Vec<_>>());
     }
+}
+
+#[test]
+fn the_search_stops_once_the_blocks_fit_and_writes_where_they_lie() {
+    let blocks = read_packing("id,lower,upper,size\na,0,4,8\nb,0,4,4\nc,4,8,9\n").unwrap();
+    let packed = pack(&blocks, Some(100)).unwrap();
+    assert!(packed.bytes <= 100);
+    let packed = pack(&blocks, Some(1)).unwrap();
+    assert_eq!((packed.bytes, packed.lower_bound_bytes), (12, 12), "less than the bound is not possible");
+    let written = write_packing(&blocks, &packed);
+    assert_eq!(written, "id,lower,upper,size,alignment,offset\na,0,4,8,1,0\nb,0,4,4,1,8\nc,4,8,9,1,0\n");
 }
 
 #[test]

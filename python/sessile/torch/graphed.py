@@ -1,0 +1,340 @@
+"""Modules as local graphs: each forward and each backward is captured once and replayed, with planned storage."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from ..errors import MismatchError, ShardingError
+from .shard import Sharded, ShardedParameter, Weight
+from .storage import GraphStorage
+
+Scope = Callable[[str], ContextManager[None]]
+Tensors = Tuple[torch.Tensor, ...]
+
+
+class _Runner:
+    """One module: its static tensors, its two graphs, and what its backward announces."""
+
+    def __init__(self, name: str, module: nn.Module, arguments: Tensors) -> None:
+        self.name, self.module, self.inputs = name, module, arguments
+        self.parameters = tuple(p for p in module.parameters() if p.requires_grad)
+        self.weights = [p.sharded for p in self.parameters if isinstance(p, ShardedParameter)]
+        self.outputs: Tensors = ()
+        self.single = True
+        self.grad_outputs: List[Optional[torch.Tensor]] = []
+        self.grad_inputs: List[Optional[torch.Tensor]] = []
+        self.announces: List[Weight] = []
+        self.forward: Callable[[], None] = lambda: None
+        self.backward: Callable[[], None] = lambda: None
+        #: Forwards so far, and whether the last one had its backward.
+        self.passes, self.consumed = 0, True
+
+    def wanted(self) -> Tensors:
+        """What gradients are asked for."""
+        return tuple(t for t in self.inputs if t.requires_grad) + self.parameters
+
+    def run_forward(self) -> None:
+        """The module over its static inputs."""
+        result = self.module(*self.inputs)
+        self.single = isinstance(result, torch.Tensor)
+        self.outputs = (result,) if self.single else tuple(result)
+
+    def run_backward(self) -> None:
+        """Gradients of the static outputs."""
+        outputs = [o for o in self.outputs if o.requires_grad]
+        given = [g for o, g in zip(self.outputs, self.grad_outputs) if o.requires_grad]
+        self.grad_inputs = list(torch.autograd.grad(outputs, self.wanted(), given, allow_unused=True))
+
+
+def make_graphed_callables(
+    modules: Sequence[nn.Module],
+    sample_args: Sequence[Tensors],
+    storage: GraphStorage,
+    *,
+    chain: bool = False,
+    overlap: bool = True,
+    warmup: int = 2,
+) -> Tuple[Callable[..., Any], ...]:
+    """Callables that replay each module's forward and backward, like ``torch.cuda.make_graphed_callables``, with buffers
+    from ``storage``, which this discovers, seals and captures.
+
+    Modules are called in the given order, their backwards run in reverse. With ``chain`` the output of each module is the
+    only input of the next; their static tensors are then one, and nothing is copied between them. With ``overlap`` the last
+    reduce-scatter of a backward runs on beside the next backward: call ``storage.join()`` before reading ``main_grad``.
+
+    Warm-up and captures leave ``main_grad`` and ``grad`` as they were."""
+    names = _names(modules)
+    if len(sample_args) != len(modules) and not (chain and len(sample_args) == 1):
+        raise ShardingError(
+            f"{len(sample_args)} sample_args for {len(modules)} modules",
+            module="",
+            remedy="give a tuple of tensors for each module; with chain=True one for the first suffices",
+        )
+    for name, module in zip(names, modules):
+        _refuse(name, module)
+    runners: List[_Runner] = []
+    owners = _owners(modules)
+    saved = [(w, w.main_grad.clone()) for owner in owners for w in owner.weights]
+    cuda = storage.device.type == "cuda"
+    side = torch.cuda.Stream(storage.device) if cuda else None
+    if side is not None:
+        side.wait_stream(torch.cuda.current_stream())
+    for owner in owners:
+        owner.silent = True
+    try:
+        with torch.cuda.stream(side) if cuda else nullcontext():
+            for at, (name, module) in enumerate(zip(names, modules)):
+                given = sample_args[at] if at < len(sample_args) else ()
+                if chain and at > 0:
+                    given = tuple(o.detach().requires_grad_(o.requires_grad) for o in runners[-1].outputs)
+                runner = _Runner(name, module, tuple(given))
+                for _ in range(max(1, warmup)):
+                    _eagerly(runner)
+                runners.append(runner)
+        if cuda:
+            torch.cuda.synchronize(storage.device)
+        for owner in owners:
+            owner.manual = True
+        _pass_over(runners, owners, storage, storage.discover, side, chain, overlap, keep=False)
+        storage.seal()
+        _pass_over(runners, owners, storage, storage.capture, side, chain, overlap, keep=True)
+    finally:
+        for owner in owners:
+            owner.manual = owner.silent = False
+            owner.runner_weights = None
+        for weight, before in saved:
+            weight.main_grad.copy_(before)
+        if cuda:
+            torch.cuda.synchronize(storage.device)
+    if not cuda:
+        _by_hand(runners, owners, storage, overlap)
+    return tuple(_callable(runner) for runner in runners)
+
+
+def _names(modules: Sequence[nn.Module]) -> List[str]:
+    seen: Dict[int, int] = {}
+    for at, module in enumerate(modules):
+        if id(module) in seen:
+            raise ShardingError(
+                f"modules[{at}] is modules[{seen[id(module)]}]: a module is captured once",
+                module=str(at),
+                remedy="call its one callable twice, in steps of their own, or give each use a module",
+            )
+        seen[id(module)] = at
+    return [f"{at:03}.{type(module).__name__}" for at, module in enumerate(modules)]
+
+
+def _refuse(name: str, module: nn.Module) -> None:
+    if any(hasattr(inner, "_orig_mod") for inner in module.modules()):
+        raise ShardingError(
+            f"`{name}` is compiled: its code may replace the storage's calls",
+            module=name,
+            remedy="graph the module itself, without torch.compile",
+        )
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    if any(getattr(inner, attribute, None) for inner in module.modules() for attribute in hooks):
+        raise ShardingError(
+            f"`{name}` has hooks, which a replay does not run", module=name, remedy="remove them before graphing"
+        )
+
+
+def _owners(modules: Sequence[nn.Module]) -> List[Sharded]:
+    owners = {id(p.sharded.owner): p.sharded.owner for m in modules for p in m.parameters() if isinstance(p, ShardedParameter)}
+    return list(owners.values())
+
+
+def _eagerly(runner: _Runner) -> None:
+    runner.run_forward()
+    runner.grad_outputs = [torch.zeros_like(o) for o in runner.outputs]
+    if any(o.requires_grad for o in runner.outputs):
+        runner.run_backward()
+
+
+@contextmanager
+def _inside(runner: _Runner, owners: List[Sharded]) -> Iterator[None]:
+    """While it lives, weights are gathered ahead inside this runner only."""
+    for owner in owners:
+        owner.runner_weights = {id(weight) for weight in runner.weights}
+    yield
+    for owner in owners:
+        owner.end_of_pass("forward")
+        owner.end_of_pass("backward")
+
+
+def _backward(runner: _Runner, owners: List[Sharded], storage: GraphStorage, overlap: bool) -> None:
+    """Stage 1 ends with the gradients of the inputs, stage 2 with the last reduction."""
+    with _inside(runner, owners):
+        for owner in owners:
+            owner.reduced = []
+        runner.run_backward()
+    if overlap and runner.weights:
+        storage.complete()
+    for owner in owners:
+        owner.drain()
+    runner.announces = [weight for owner in owners for weight in owner.reduced]
+
+
+def _pass_over(
+    runners: List[_Runner],
+    owners: List[Sharded],
+    storage: GraphStorage,
+    scope: Scope,
+    side: Optional["torch.cuda.Stream"],
+    chain: bool,
+    overlap: bool,
+    keep: bool,
+) -> None:
+    """All forwards in order, then all backwards in reverse, each in a graph of its own."""
+    graphs = []
+    pool = torch.cuda.graph_pool_handle() if side is not None else None
+
+    def one(name: str, run: Callable[[], None]) -> Optional["torch.cuda.CUDAGraph"]:
+        if side is None:
+            with scope(name):
+                run()
+            return None
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+            with scope(name):
+                run()
+        graphs.append(graph)
+        return graph
+
+    for at, runner in enumerate(runners):
+        if chain and at > 0:
+            before = runners[at - 1].outputs
+            runner.inputs = tuple(o.detach().requires_grad_(o.requires_grad) for o in before)
+
+        def forward(runner: _Runner = runner) -> None:
+            with _inside(runner, owners):
+                runner.run_forward()
+
+        graph = one(f"{runner.name}.forward", forward)
+        if keep and graph is not None:
+            runner.forward = storage.launcher(f"{runner.name}.forward", graph)
+    for at in reversed(range(len(runners))):
+        runner = runners[at]
+        if not any(o.requires_grad for o in runner.outputs):
+            continue
+        after = runners[at + 1].grad_inputs if chain and at + 1 < len(runners) else []
+        runner.grad_outputs = [
+            after[i] if i < len(after) and after[i] is not None and after[i].shape == o.shape else torch.zeros_like(o)
+            for i, o in enumerate(runner.outputs)
+        ]
+
+        def backward(runner: _Runner = runner) -> None:
+            _backward(runner, owners, storage, overlap)
+
+        graph = one(f"{runner.name}.backward", backward)
+        if keep and graph is not None:
+            runner.backward = storage.launcher(f"{runner.name}.backward", graph)
+    if not keep and graphs:
+        torch.cuda.synchronize()
+
+
+def _by_hand(runners: List[_Runner], owners: List[Sharded], storage: GraphStorage, overlap: bool) -> None:
+    """On the CPU the captured sequence is run again, over the planned views."""
+
+    def manual(name: str, run: Callable[[], None]) -> None:
+        for owner in owners:
+            owner.manual = True
+        try:
+            with storage.replay(name):
+                run()
+        finally:
+            for owner in owners:
+                owner.manual, owner.runner_weights = False, None
+
+    for runner in runners:
+
+        def forward(runner: _Runner = runner) -> None:
+            def run() -> None:
+                with torch.enable_grad(), _inside(runner, owners):
+                    runner.run_forward()
+
+            manual(f"{runner.name}.forward", run)
+
+        def backward(runner: _Runner = runner) -> None:
+            manual(f"{runner.name}.backward", lambda: _backward(runner, owners, storage, overlap))
+
+        runner.forward, runner.backward = forward, backward
+
+
+def _fill(static: Optional[torch.Tensor], given: Optional[torch.Tensor]) -> None:
+    if static is None or static.data_ptr() == (0 if given is None else given.data_ptr()):
+        return
+    with torch.no_grad():
+        if given is None:
+            static.zero_()
+        else:
+            static.copy_(given)
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, runner: _Runner, *inputs: torch.Tensor) -> Any:
+        count = len(runner.inputs)
+        for static, given in zip(runner.inputs, inputs[:count]):
+            if static.shape != given.shape or static.dtype != given.dtype or static.device != given.device:
+                raise MismatchError(
+                    f"`{runner.name}` was captured with {static.dtype}{tuple(static.shape)} on {static.device} and is called "
+                    f"with {given.dtype}{tuple(given.shape)} on {given.device}: call it as it was captured, or capture again",
+                    runner=runner.name,
+                    index=0,
+                    expected=f"{static.dtype}{tuple(static.shape)}",
+                    found=f"{given.dtype}{tuple(given.shape)}",
+                )
+            _fill(static, given)
+        runner.forward()
+        runner.passes += 1
+        runner.consumed = False
+        ctx.runner, ctx.serial = runner, runner.passes
+        ctx.set_materialize_grads(False)
+        outputs = tuple(o.detach() for o in runner.outputs)
+        ctx.mark_non_differentiable(*(d for d, o in zip(outputs, runner.outputs) if not o.requires_grad))
+        return outputs[0] if runner.single else outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Optional[torch.Tensor]) -> Tuple[Optional[torch.Tensor], ...]:
+        runner: _Runner = ctx.runner
+        if ctx.serial != runner.passes or runner.consumed:
+            why = "has had its backward" if ctx.serial == runner.passes else "was followed by another forward"
+            raise ShardingError(
+                f"this forward of `{runner.name}` {why}: its static tensors are overwritten",
+                module=runner.name,
+                remedy="run forward and backward in turn, without retain_graph=True",
+            )
+        runner.consumed = True
+        for static, given in zip(runner.grad_outputs, grads):
+            _fill(static, given)
+        runner.backward()
+        for weight in runner.announces:
+            weight.owner.owe(weight)
+        found = iter(runner.grad_inputs)
+        result: List[Optional[torch.Tensor]] = [None]
+        for static in runner.inputs:
+            grad = next(found) if static.requires_grad else None
+            result.append(None if grad is None else grad.detach())
+        # Clones: autograd may keep what it is given as `.grad`, and the next replay writes these.
+        result += [None if grad is None else grad.detach().clone() for grad in found]
+        return tuple(result)
+
+
+def _callable(runner: _Runner) -> Callable[..., Any]:
+    def call(*inputs: torch.Tensor) -> Any:
+        """Replays the module."""
+        if len(inputs) != len(runner.inputs):
+            raise MismatchError(
+                f"`{runner.name}` was captured with {len(runner.inputs)} inputs and is called with {len(inputs)}",
+                runner=runner.name,
+                index=len(inputs),
+                expected=str(len(runner.inputs)),
+                found=str(len(inputs)),
+            )
+        return _Replay.apply(runner, *inputs, *runner.parameters)
+
+    return call
