@@ -317,8 +317,7 @@ class Sharded:
 
     def zero_grad(self) -> None:
         """Zeroes every ``main_grad``."""
-        for weight in self.weights:
-            weight.main_grad.zero_()
+        torch._foreach_zero_([weight.main_grad for weight in self.weights])
 
     # ------------------------------------------------------------------ state
 
