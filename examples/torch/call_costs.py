@@ -82,6 +82,29 @@ def look_ups(count: int = 1000) -> Dict[str, float]:
     return {"sessile_us": microseconds(replay, count), "pure_python_us": microseconds(alternate, count)}
 
 
+def in_capture(count: int = 500) -> Dict[str, float]:
+    """Of planned views inside a capture, where each also becomes a node of the graph."""
+    times = []
+    for _ in range(5):
+        storage = GraphStorage()
+
+        def ask(scope: Callable) -> None:
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+                with scope("r"):
+                    begin = time.perf_counter()
+                    for _ in range(count):
+                        storage.empty((8, 8), torch.float32, role="wgrad_input", weight="w")
+                    times.append(1e6 * (time.perf_counter() - begin) / count)
+
+        with storage.discover("r"):
+            for _ in range(count):
+                storage.empty((8, 8), torch.float32, role="wgrad_input", weight="w")
+        storage.seal()
+        ask(storage.capture)
+        storage.free()
+    return {"with_node_us": statistics.median(times)}
+
+
 def replays(fences: int) -> Dict[str, float]:
     """Of a graph of ten kernels, alone, with this many fences around it, and beside the next one."""
     result = {}
@@ -141,6 +164,7 @@ def main() -> None:
     figures = {"look_up": look_ups()}
     figures["look_up"]["ratio"] = figures["look_up"]["sessile_us"] / figures["look_up"]["pure_python_us"]
     if torch.cuda.is_available():
+        figures["capture"] = in_capture()
         figures["launch"] = replays(4)
     json.dump(figures, sys.stdout, indent=1)
     print()

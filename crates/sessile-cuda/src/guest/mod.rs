@@ -14,9 +14,9 @@ mod memory;
 mod reduce;
 mod stream;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use cudarc::driver::sys;
 use sessile_hal::DeviceError;
 
 pub use memory::{GuestMemory, Offer};
@@ -55,14 +55,23 @@ impl Yard {
 }
 
 impl Guest {
-    /// The GPU with this number, in its primary context, which frameworks use too.
+    /// The GPU with this number, in its primary context, which frameworks use too. Every call for one GPU gives the same
+    /// guest, which stays until the process ends: the last owner of its memory may be a graph, which lets go of it where
+    /// the driver may not be called.
     ///
     /// # Errors
     /// [`DeviceError::LibraryMissing`], [`DeviceError::TooOld`], [`DeviceError::NoGpu`], [`DeviceError::Driver`].
     pub fn open(ordinal: u32) -> Result<Arc<Guest>, DeviceError> {
+        static GUESTS: Mutex<BTreeMap<u32, Arc<Guest>>> = Mutex::new(BTreeMap::new());
+        let mut guests = GUESTS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(guest) = guests.get(&ordinal) {
+            return Ok(guest.clone());
+        }
         let context = Context::open(ordinal)?;
         let pool = Pool::new(&context)?;
-        Ok(Arc::new(Guest { context, pool, modules: OnceLock::new(), yard: Arc::default() }))
+        let guest = Arc::new(Guest { context, pool, modules: OnceLock::new(), yard: Arc::default() });
+        guests.insert(ordinal, guest.clone());
+        Ok(guest)
     }
 
     /// Number of the GPU.
@@ -105,19 +114,5 @@ impl Guest {
         }
         let modules = Modules::load_units(&self.context, &[Unit::OneShot])?;
         Ok(self.modules.get_or_init(|| modules))
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        let idle = self.context.enter().is_ok_and(|_entered| {
-            // SAFETY: a context is current; the call has no other precondition.
-            let code = unsafe { sys::cuCtxSynchronize() };
-            crate::error::driver("cuCtxSynchronize", code).is_ok()
-        });
-        if !idle {
-            // Memory in use is worse than memory lost at the end of a program.
-            std::mem::forget(self.yard.take());
-        }
     }
 }
