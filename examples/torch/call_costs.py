@@ -134,6 +134,7 @@ def replays(fences: int) -> Dict[str, float]:
         plan = storage.seal()
         graphs = capture(storage.capture)
         launchers = [storage.launcher(name, graph) for name, graph in zip(names, graphs)]
+        direct = [storage.launcher(name, graph, random=False) for name, graph in zip(names, graphs)]
         plain = []
         for _ in range(4):
             graph = torch.cuda.CUDAGraph()
@@ -153,10 +154,10 @@ def replays(fences: int) -> Dict[str, float]:
             return statistics.median(times)
 
         base = time_of([graph.replay for graph in plain])
-        mine = time_of(launchers)
+        mine, without = time_of(launchers), time_of(direct)
         storage.join()
         name = "beside" if beside else "in_turn"
-        result[name] = {"replay_us": base, "sessile_us": mine, "fences": len(plan.fences)}
+        result[name] = {"replay_us": base, "sessile_us": mine, "direct_us": without, "fences": len(plan.fences)}
     return result
 
 

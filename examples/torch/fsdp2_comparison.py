@@ -1,4 +1,4 @@
-"""Time and memory of a step: FSDP2 with and without resharding, sessile eagerly and with local graphs.
+"""Time and memory of a step: FSDP2 with and without resharding, sessile with local graphs, and eagerly.
 
     torchrun --nproc-per-node 2 examples/torch/fsdp2_comparison.py --layers 24 --width 1024 --batch 1
 
@@ -73,6 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kind", default="auto")
     parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--eager", action="store_true", help="also sessile without graphs")
     parser.add_argument("--json", help="write figures to this file")
     Shape.arguments(parser)
     options = parser.parse_args()
@@ -90,9 +91,10 @@ def main() -> None:
     makers = {
         "fsdp2, reshard": lambda: Fsdp2(shape, device, True),
         "fsdp2, keep": lambda: Fsdp2(shape, device, False),
-        "sessile, eager": lambda: sessile(False),
         "sessile, graphs": lambda: sessile(True),
     }
+    if options.eager:
+        makers["sessile, eager"] = lambda: sessile(False)
     results = {}
     for name, make in makers.items():
         trainer = make()

@@ -31,7 +31,7 @@ pub(crate) struct Cuda {
     guest: Arc<Guest>,
     rank: u32,
     /// Marks of the pass under way, if it runs in a capture.
-    marked: Option<Vec<(Mark, u64)>>,
+    marked: Option<Vec<(Mark, Vec<u64>)>>,
     /// One external event for each request that a fence waits for, and what each acquire waits for.
     fences: BTreeMap<RequestId, GuestEvent>,
     waits: BTreeMap<RequestId, Vec<RequestId>>,
@@ -79,7 +79,7 @@ impl Cuda {
         unsafe { self.guest.is_capturing(stream) }
     }
 
-    /// Begins a pass. In a capture its marks become nodes.
+    /// Begins a pass. In a capture its marks note where the capture stands.
     pub(crate) fn begin(&mut self, stream: u64) -> Result<bool, DeviceError> {
         let capturing = self.is_capturing(stream)?;
         self.marked = capturing.then(Vec::new);
@@ -91,12 +91,12 @@ impl Cuda {
         self.marked = None;
     }
 
-    /// Sets a mark into the capture, if there is one.
+    /// Notes where the capture stands at a mark, if there is one.
     pub(crate) fn mark(&mut self, mark: Mark, stream: u64) -> Result<(), DeviceError> {
         if let Some(marked) = &mut self.marked {
             // SAFETY: as in `is_capturing`.
-            let node = unsafe { self.guest.mark(stream) }?;
-            marked.push((mark, node));
+            let stands = unsafe { self.guest.frontier(stream) }?;
+            marked.push((mark, stands));
         }
         Ok(())
     }
@@ -168,20 +168,36 @@ impl Cuda {
     /// Before the launch of a runner on `lane`: it starts after what `main` has. Gives the stream to launch on.
     pub(crate) fn before_launch(&mut self, runner: usize, main: u64, lane: u64) -> Result<(), DeviceError> {
         if let Some(known) = self.lanes.get_mut(&runner) {
-            // SAFETY: as in `is_capturing`.
-            unsafe { self.guest.record(&known.start, main) }?;
-            // SAFETY: as in `is_capturing`.
-            unsafe { self.guest.wait(&known.start, lane) }?;
+            // SAFETY: as in `is_capturing`; launches are made outside captures.
+            unsafe { self.guest.order(&known.start, main, lane) }?;
             known.in_flight = Some(lane);
         }
         Ok(())
     }
 
+    /// A whole launch of a graph that needs nothing of the framework.
+    pub(crate) fn launch(
+        &mut self,
+        runner: usize,
+        exec: u64,
+        main: u64,
+        lane: u64,
+    ) -> Result<(), DeviceError> {
+        let beside = self.lanes.get_mut(&runner).map(|known| {
+            known.in_flight = Some(lane);
+            (&known.start, &known.completion)
+        });
+        let beside = beside.map(|(start, completion)| (&*start, &*completion));
+        // SAFETY: as in `before_launch`; the executable is that of a graph which `python/sessile/torch` holds, and the
+        // interpreter's lock is held.
+        unsafe { self.guest.launch(exec, main, lane, beside) }
+    }
+
     /// After the launch: `main` goes on once the runner has completed, while the rest of it runs on.
     pub(crate) fn after_launch(&mut self, runner: usize, main: u64) -> Result<(), DeviceError> {
         match self.lanes.get(&runner) {
-            // SAFETY: as in `is_capturing`.
-            Some(lane) => unsafe { self.guest.wait(&lane.completion, main) },
+            // SAFETY: as in `before_launch`.
+            Some(lane) => unsafe { self.guest.wait_plain(&lane.completion, main) },
             None => Ok(()),
         }
     }
@@ -190,10 +206,8 @@ impl Cuda {
     pub(crate) fn join(&mut self, main: u64) -> Result<(), DeviceError> {
         for lane in self.lanes.values_mut() {
             if let Some(stream) = lane.in_flight.take() {
-                // SAFETY: as in `is_capturing`; the runner's stream lives as long as the storage.
-                unsafe { self.guest.record(&lane.end, stream) }?;
-                // SAFETY: as in `is_capturing`.
-                unsafe { self.guest.wait(&lane.end, main) }?;
+                // SAFETY: as in `before_launch`; the runner's stream lives as long as the storage.
+                unsafe { self.guest.order(&lane.end, stream, main) }?;
             }
         }
         Ok(())

@@ -1,13 +1,14 @@
 //! Recorded order: marks at acquires and releases, which of them precede which, and the points of a trace made of that.
 //!
 //! The framework's own events are not seen here. What is known is either the program order of a device without streams,
-//! or a graph that the framework captured, into which the marks were set as nodes:
+//! or a graph that the framework captured, and where the capture stood on a stream at each mark: the nodes on which the
+//! next node of that stream would depend. A mark precedes another if all nodes that it stood at lie before or among those
+//! that the other stood at.
 //!
 //! ```text
-//!   captured      M(acquire a) → gemm → kernel → M(release a) → ...        edges are all that is believed
-//!                                  └──→ gemm → M(acquire b) → ...
-//!   points        stream 0: acquire a, work, record 0, work, release a      one `work` stands for all between two marks
-//!                 stream 1: wait 0, acquire b, work
+//!   captured      gemm ──→ kernel ──→ gemm          release a at {kernel}, acquire b at {gemm 2}: kernel lies before gemm 2
+//!                   └────→ copy                     release c at {copy}: neither before b nor after
+//!   points        stream 0: acquire a, work, release a, acquire b, work     one `work` stands for all between two marks
 //! ```
 
 use std::collections::HashMap;
@@ -85,57 +86,45 @@ impl Order {
         Order { before: before.collect(), marks: marks.to_vec() }
     }
 
-    /// What the edges of a captured graph prove. `marked` holds each mark with its node. `None` if the edges form a cycle
-    /// or a mark has no node, which no capture gives.
-    pub(crate) fn captured(nodes: &[Node], marked: &[(Mark, u64)]) -> Option<Order> {
+    /// What the edges of a captured graph prove. `marked` holds the marks as the program made them, each with the nodes
+    /// that its stream stood at. `None` if the edges form a cycle or name unknown nodes, which no capture gives.
+    pub(crate) fn captured(nodes: &[Node], marked: &[(Mark, Vec<u64>)]) -> Option<Order> {
         let index: HashMap<u64, usize> = nodes.iter().enumerate().map(|(at, node)| (node.id, at)).collect();
-        let place: HashMap<usize, usize> = marked
+        let stood: Vec<Vec<usize>> = marked
             .iter()
-            .enumerate()
-            .map(|(mark, (_, node))| Some((*index.get(node)?, mark)))
+            .map(|(_, at)| at.iter().map(|node| index.get(node).copied()).collect())
             .collect::<Option<_>>()?;
-        let mut left: Vec<usize> = vec![0; nodes.len()];
-        let mut next: Vec<Vec<usize>> = vec![Vec::new(); nodes.len()];
-        for (at, node) in nodes.iter().enumerate() {
-            for before in &node.after {
-                let Some(&before) = index.get(before) else { continue };
-                next[before].push(at);
-                left[at] += 1;
-            }
+        // Nodes that marks stood at, numbered; and for each node which of them lie before or at it.
+        let mut number: HashMap<usize, usize> = HashMap::new();
+        for &node in stood.iter().flatten() {
+            let next = number.len();
+            number.entry(node).or_insert(next);
         }
-        // The lowest index first, so that equal captures give equal orders.
-        let mut ready: std::collections::BTreeSet<usize> =
-            (0..nodes.len()).filter(|&at| left[at] == 0).collect();
-        let mut known = vec![Bits::new(marked.len()); nodes.len()];
-        let (mut sequence, mut done) = (Vec::new(), 0);
-        while let Some(at) = ready.pop_first() {
-            done += 1;
-            let mut told = known[at].clone();
-            if let Some(&mark) = place.get(&at) {
-                sequence.push((mark, told.clone()));
-                told.set(mark);
-            }
-            for &after in &next[at] {
-                known[after].join(&told);
-                left[after] -= 1;
-                if left[after] == 0 {
-                    ready.insert(after);
-                }
-            }
-        }
-        if done != nodes.len() {
-            return None;
-        }
-        // Renumber from the order of marking to the order found.
-        let mut new = vec![0; marked.len()];
-        sequence.iter().enumerate().for_each(|(at, (mark, _))| new[*mark] = at);
-        let before = sequence.iter().map(|(_, told)| {
-            let mut bits = Bits::new(marked.len());
-            (0..marked.len()).filter(|&mark| told.has(mark)).for_each(|mark| bits.set(new[mark]));
+        let known = reach(nodes, &index, &number)?;
+        let precedes = |early: usize, late: usize| {
+            stood[early].iter().all(|node| stood[late].iter().any(|other| known[*other].has(number[node])))
+        };
+        let count = marked.len();
+        // Marks at the same place keep the order of the program.
+        let before: Vec<Vec<usize>> = (0..count)
+            .map(|late| {
+                let strictly =
+                    |&early: &usize| precedes(early, late) && (early < late || !precedes(late, early));
+                (0..count).filter(|&early| early != late).filter(strictly).collect()
+            })
+            .collect();
+        // Who comes before has fewer before it.
+        let mut sequence: Vec<usize> = (0..count).collect();
+        sequence.sort_by_key(|&mark| (before[mark].len(), mark));
+        let mut new = vec![0; count];
+        sequence.iter().enumerate().for_each(|(at, &mark)| new[mark] = at);
+        let bits = |&mark: &usize| {
+            let mut bits = Bits::new(count);
+            before[mark].iter().for_each(|&early| bits.set(new[early]));
             bits
-        });
-        let before = before.collect();
-        Some(Order { marks: sequence.iter().map(|(mark, _)| marked[*mark].0).collect(), before })
+        };
+        let before = sequence.iter().map(bits).collect();
+        Some(Order { marks: sequence.iter().map(|&mark| marked[mark].0).collect(), before })
     }
 
     /// Takes the end off, which must come after everything; else gives the first mark that does not come before it.
@@ -219,6 +208,35 @@ impl Order {
         }
         points.0
     }
+}
+
+/// For each node of a graph, which of the numbered ones lie before or at it.
+fn reach(nodes: &[Node], index: &HashMap<u64, usize>, number: &HashMap<usize, usize>) -> Option<Vec<Bits>> {
+    let (mut left, mut next) = (vec![0; nodes.len()], vec![Vec::new(); nodes.len()]);
+    for (at, node) in nodes.iter().enumerate() {
+        for before in &node.after {
+            next[*index.get(before)?].push(at);
+            left[at] += 1;
+        }
+    }
+    let mut ready: Vec<usize> = (0..nodes.len()).filter(|&at| left[at] == 0).collect();
+    let mut known = vec![Bits::new(number.len()); nodes.len()];
+    let mut done = 0;
+    while let Some(at) = ready.pop() {
+        done += 1;
+        if let Some(&number) = number.get(&at) {
+            known[at].set(number);
+        }
+        let told = known[at].clone();
+        for &after in &next[at] {
+            known[after].join(&told);
+            left[after] -= 1;
+            if left[after] == 0 {
+                ready.push(after);
+            }
+        }
+    }
+    (done == nodes.len()).then_some(known)
 }
 
 #[derive(Default)]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use pyo3::prelude::*;
 use sessile_hal::DeviceError;
-use sessile_plan::{Request, RequestId, Trace};
+use sessile_plan::{LaunchOrder, Request, RequestId, Trace};
 use sessile_runtime::{Cursor, RuntimeError};
 
 use crate::arena::Arena;
@@ -64,6 +64,12 @@ pub(crate) fn acquire(
 }
 
 impl Sealed {
+    /// Whether a runner runs on beside the next one.
+    pub(crate) fn runs_on(&self, at: usize) -> bool {
+        self.plan.launch_order == LaunchOrder::Overlapped
+            && self.runners.get(at).is_some_and(Runner::completes)
+    }
+
     /// Requests of a runner of whose order nothing is proven.
     pub(crate) fn unproven(&self, at: usize) -> impl Iterator<Item = RequestId> {
         let runner = &self.runners[at];

@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use pyo3::prelude::*;
 use sessile_hal::{Comm, DeviceError};
 use sessile_plan::{
-    DType, Domain, PlanOptions, RequestId, RequestSpec, Role, Trace, check_trace, plan, write_trace,
+    DType, Domain, LaunchOrder, PlanOptions, RequestId, RequestSpec, Role, Trace, check_trace, plan,
+    write_trace,
 };
 use sessile_runtime::{Cursor, RuntimeError, agree};
 
@@ -198,7 +199,7 @@ impl Core {
     /// it was the next launch of the sealed order.
     fn begin_replay(&mut self, runner: &str) -> Result<bool, Failure> {
         let at = self.sealed_runner("replay", runner)?;
-        let in_order = self.launch(at, 0, 0)?;
+        let in_order = self.next_launch(at, 0)?;
         self.follow(at, false);
         Ok(in_order)
     }
@@ -214,7 +215,7 @@ impl Core {
 
     /// Whether a runner says from where on the next one may start, so that it needs a stream of its own.
     fn completes(&self, runner: usize) -> bool {
-        let of = |sealed: &Sealed| sealed.runners.get(runner).is_some_and(Runner::completes);
+        let of = |sealed: &Sealed| sealed.runs_on(runner);
         self.sealed.as_ref().is_some_and(of)
     }
 
@@ -237,36 +238,20 @@ impl Core {
     /// Before a launch of a captured runner on the stream `lane`: puts it behind what `main` has. Returns whether it was
     /// the next one of the sealed order; if not, everything was joined first.
     fn launch(&mut self, at: usize, main: u64, lane: u64) -> Result<bool, Failure> {
-        let wraps = self.options.step_cut == sessile_plan::StepCut::Wrap;
-        let Some(sealed) = &mut self.sealed else {
-            return Err(Failure::phase(
-                "replay",
-                "nothing is sealed",
-                "discover every runner once, then seal",
-            ));
-        };
-        let Some(runner) = sealed.runners.get(at) else {
-            return Err(Failure::phase(
-                "replay",
-                "the runner is of another plan",
-                "look it up after the seal",
-            ));
-        };
-        if !runner.captured {
-            let runner = sealed.trace.runners[at].name.clone();
-            return Err(RuntimeError::NotCaptured { runner }.into());
-        }
-        let place = sealed.cursor.place(&sealed.trace.steps, wraps, u32::try_from(at).unwrap_or(u32::MAX));
-        sealed.cursor = place.after;
-        self.counters.replays += 1;
-        self.counters.order_deviations += u64::from(!place.in_order);
+        let in_order = self.next_launch(at, main)?;
         if let Some(cuda) = &mut self.cuda {
-            if !place.in_order || (place.begins && !wraps) {
-                cuda.join(main)?;
-            }
             cuda.before_launch(at, main, lane)?;
         }
-        Ok(place.in_order)
+        Ok(in_order)
+    }
+
+    /// A whole launch of a captured runner's executable graph: what `launch` does, the launch itself, what `launched` does.
+    fn launch_graph(&mut self, at: usize, exec: u64, main: u64, lane: u64) -> Result<bool, Failure> {
+        let in_order = self.next_launch(at, main)?;
+        if let Some(cuda) = &mut self.cuda {
+            cuda.launch(at, exec, main, lane)?;
+        }
+        Ok(in_order)
     }
 
     /// The planned tensor, if the next request is asked for by exactly this key. Changes nothing else.
@@ -562,6 +547,40 @@ impl Core {
 }
 
 impl Core {
+    /// The next launch is that of a captured runner: counts it, and joins everything first if it is out of order or begins a
+    /// step.
+    fn next_launch(&mut self, at: usize, main: u64) -> Result<bool, Failure> {
+        let wraps = self.options.step_cut == sessile_plan::StepCut::Wrap;
+        let Some(sealed) = &mut self.sealed else {
+            return Err(Failure::phase(
+                "replay",
+                "nothing is sealed",
+                "discover every runner once, then seal",
+            ));
+        };
+        let Some(runner) = sealed.runners.get(at) else {
+            return Err(Failure::phase(
+                "replay",
+                "the runner is of another plan",
+                "look it up after the seal",
+            ));
+        };
+        if !runner.captured {
+            let runner = sealed.trace.runners[at].name.clone();
+            return Err(RuntimeError::NotCaptured { runner }.into());
+        }
+        let place = sealed.cursor.place(&sealed.trace.steps, wraps, u32::try_from(at).unwrap_or(u32::MAX));
+        sealed.cursor = place.after;
+        self.counters.replays += 1;
+        self.counters.order_deviations += u64::from(!place.in_order);
+        if let Some(cuda) = &mut self.cuda {
+            if !place.in_order || (place.begins && !wraps) {
+                cuda.join(main)?;
+            }
+        }
+        Ok(place.in_order)
+    }
+
     fn idle(&self, call: &'static str) -> Result<(), Failure> {
         match &self.scope {
             Scope::Idle => Ok(()),
@@ -698,8 +717,10 @@ impl Core {
             })
             .collect();
         if let Some(cuda) = &mut self.cuda {
-            let completing =
-                (0..runners.len()).filter(|&at| runners[at].completes()).collect::<BTreeSet<_>>();
+            // With serial launches nothing runs on beside the next runner, and the plan has no fences for it.
+            let overlapped = plan.launch_order == LaunchOrder::Overlapped;
+            let completing: BTreeSet<usize> =
+                (0..runners.len()).filter(|&at| overlapped && runners[at].completes()).collect();
             let prepared = cuda.prepare(&plan, &completing, stream).map_err(RuntimeError::from);
             agree::share(&self.world, prepared)?;
         }

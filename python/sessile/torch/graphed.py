@@ -25,6 +25,7 @@ class _Runner:
         self.weights = [p.sharded for p in self.parameters if isinstance(p, ShardedParameter)]
         self.outputs: Tensors = ()
         self.single = True
+        self.differentiable: List[bool] = []
         self.grad_outputs: List[Optional[torch.Tensor]] = []
         self.grad_inputs: List[Optional[torch.Tensor]] = []
         self.announces: List[Weight] = []
@@ -57,6 +58,7 @@ def make_graphed_callables(
     *,
     chain: bool = False,
     overlap: bool = True,
+    random: bool = True,
     warmup: int = 2,
 ) -> Tuple[Callable[..., Any], ...]:
     """Callables that replay each module's forward and backward, like ``torch.cuda.make_graphed_callables``, with buffers
@@ -65,6 +67,8 @@ def make_graphed_callables(
     Modules are called in the given order, their backwards run in reverse. With ``chain`` the output of each module is the
     only input of the next; their static tensors are then one, and nothing is copied between them. With ``overlap`` the last
     reduce-scatter of a backward runs on beside the next backward: call ``storage.join()`` before reading ``main_grad``.
+
+    ``random=False`` says that no module draws random numbers, which makes launches cheaper.
 
     Warm-up and captures leave ``main_grad`` and ``grad`` as they were."""
     names = _names(modules)
@@ -101,7 +105,7 @@ def make_graphed_callables(
             owner.manual = True
         _pass_over(runners, owners, storage, storage.discover, side, chain, overlap, keep=False)
         storage.seal()
-        _pass_over(runners, owners, storage, storage.capture, side, chain, overlap, keep=True)
+        _pass_over(runners, owners, storage, storage.capture, side, chain, overlap, keep=True, random=random)
     finally:
         for owner in owners:
             owner.manual = owner.silent = False
@@ -187,6 +191,7 @@ def _pass_over(
     chain: bool,
     overlap: bool,
     keep: bool,
+    random: bool = True,
 ) -> None:
     """All forwards in order, then all backwards in reverse, each in a graph of its own."""
     graphs = []
@@ -215,7 +220,7 @@ def _pass_over(
 
         graph = one(f"{runner.name}.forward", forward)
         if keep and graph is not None:
-            runner.forward = storage.launcher(f"{runner.name}.forward", graph)
+            runner.forward = storage.launcher(f"{runner.name}.forward", graph, random=random)
     for at in reversed(range(len(runners))):
         runner = runners[at]
         if not any(o.requires_grad for o in runner.outputs):
@@ -231,9 +236,12 @@ def _pass_over(
 
         graph = one(f"{runner.name}.backward", backward)
         if keep and graph is not None:
-            runner.backward = storage.launcher(f"{runner.name}.backward", graph)
-    if not keep and graphs:
-        torch.cuda.synchronize()
+            runner.backward = storage.launcher(f"{runner.name}.backward", graph, random=random)
+    if keep and graphs:
+        # The graphs hold what lies between forward and backward; autograd's own nodes are of no use any more.
+        for runner in runners:
+            runner.differentiable = [o.requires_grad for o in runner.outputs]
+            runner.outputs = tuple(o.detach() for o in runner.outputs)
 
 
 def _by_hand(runners: List[_Runner], owners: List[Sharded], storage: GraphStorage, overlap: bool) -> None:
@@ -295,7 +303,8 @@ class _Replay(torch.autograd.Function):
         ctx.runner, ctx.serial = runner, runner.passes
         ctx.set_materialize_grads(False)
         outputs = tuple(o.detach() for o in runner.outputs)
-        ctx.mark_non_differentiable(*(d for d, o in zip(outputs, runner.outputs) if not o.requires_grad))
+        able = runner.differentiable or [o.requires_grad for o in runner.outputs]
+        ctx.mark_non_differentiable(*(d for d, yes in zip(outputs, able) if not yes))
         return outputs[0] if runner.single else outputs
 
     @staticmethod

@@ -145,13 +145,30 @@ class GraphStorage:
         self._pool.end_pass()
         self._core.end(self._raw(stream))
 
-    def launcher(self, runner: str, graph: "torch.cuda.CUDAGraph") -> Callable[[], None]:
+    def launcher(
+        self, runner: str, graph: "torch.cuda.CUDAGraph", *, random: bool = True
+    ) -> Callable[[], None]:
         """A function that replays the runner's graph: in the sealed order, behind what the current stream has. A runner
         that called `complete` gets a stream of its own, on which the rest of it runs on beside the next runner; `join`
-        waits for that. A launch out of order waits for everything first, and is counted."""
+        waits for that. A launch out of order waits for everything first, and is counted.
+
+        ``random=False`` says that the graph draws no random numbers: it is then launched without torch's own replay, whose
+        part it is to advance their state."""
         core, raw = self._core, self._raw
         at = core.runner(runner)
-        if not core.completes(at):
+        lane = None
+        if core.completes(at):
+            lane = self._lanes.setdefault(at, torch.cuda.Stream(self._ordinal))
+        if not random and hasattr(graph, "raw_cuda_graph_exec"):
+            handle = graph.raw_cuda_graph_exec()
+            own = None if lane is None else lane.cuda_stream
+
+            def launch_graph(_keep: "torch.cuda.CUDAGraph" = graph) -> None:
+                main = raw()
+                core.launch_graph(at, handle, main, main if own is None else own)
+
+            return launch_graph
+        if lane is None:
 
             def launch() -> None:
                 main = raw()
@@ -160,14 +177,17 @@ class GraphStorage:
 
             return launch
 
-        lane = self._lanes.setdefault(at, torch.cuda.Stream(self._ordinal))
-        handle = lane.cuda_stream
+        beside, own = lane, lane.cuda_stream
 
         def launch_beside() -> None:
-            main = raw()
-            core.launch(at, main, handle)
-            with torch.cuda.stream(lane):
+            before = torch.cuda.current_stream()
+            main = before.cuda_stream
+            core.launch(at, main, own)
+            torch.cuda.set_stream(beside)
+            try:
                 graph.replay()
+            finally:
+                torch.cuda.set_stream(before)
             core.launched(at, main)
 
         return launch_beside

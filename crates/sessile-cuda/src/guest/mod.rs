@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `mod` | the GPU, and what waits to be destroyed |
 //! | `memory` | arenas, and those of the other ranks of a group |
-//! | `stream` | events on the framework's streams; marks in its captures, and what their edges say |
+//! | `stream` | events on the framework's streams; where its captures stand, and what their edges say |
 //! | `reduce` | the one-shot reduce-scatter on the framework's streams |
 //!
 //! Streams come as handles, as `torch.cuda.Stream.cuda_stream` gives them. Calls on them are unsafe: only the framework

@@ -104,35 +104,43 @@ impl Guest {
         self.borrow(stream).wait(event.raw()?, how)
     }
 
-    /// Sets a node that does nothing into a capture: after all that its stream has, before all that comes.
+    /// Where a capture stands on a stream: the nodes that its next node will depend on.
     ///
     /// # Safety
     /// `stream` is a live stream of this GPU.
     ///
     /// # Errors
     /// [`DeviceError::NotCapturing`], [`DeviceError::Driver`].
-    pub unsafe fn mark(&self, stream: u64) -> Result<u64, DeviceError> {
+    pub unsafe fn frontier(&self, stream: u64) -> Result<Vec<u64>, DeviceError> {
         // SAFETY: the caller's promise.
         let capture = unsafe { self.capture(stream) }?.ok_or_else(|| not_capturing("of a mark"))?;
+        Ok(capture.frontier.into_iter().map(|node| node as u64).collect())
+    }
+
+    /// Outside captures: what is enqueued on `to` from here on waits for what `from` has now.
+    ///
+    /// # Safety
+    /// Both are live streams of this GPU, and neither captures.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub unsafe fn order(&self, event: &GuestEvent, from: u64, to: u64) -> Result<(), DeviceError> {
         let _entered = self.context.enter()?;
-        let mut node = std::ptr::null_mut();
-        let (after, count) = (capture.frontier.as_ptr(), capture.frontier.len());
-        // SAFETY: the graph is the one under capture, which the driver lets callers add to (`cuStreamGetCaptureInfo`);
-        // the nodes are its own, and live over the call with the length given.
-        unsafe { cuda!(cuGraphAddEmptyNode(&raw mut node, capture.graph, after, count)) }?;
-        let flags =
-            sys::CUstreamUpdateCaptureDependencies_flags_enum::CU_STREAM_SET_CAPTURE_DEPENDENCIES as u32;
-        // SAFETY: the stream is alive and captures; the node is of the same capture; no edge data is default edges.
-        unsafe {
-            cuda!(cuStreamUpdateCaptureDependencies_v2(
-                stream as sys::CUstream,
-                &raw mut node,
-                std::ptr::null(),
-                1,
-                flags,
-            ))
-        }?;
-        Ok(node as u64)
+        let raw = event.raw()?;
+        self.borrow(from).record(raw, As::Plain)?;
+        self.borrow(to).wait(raw, As::Plain)
+    }
+
+    /// Outside captures: what is enqueued on `stream` from here on waits for the latest record of an event.
+    ///
+    /// # Safety
+    /// A live stream of this GPU that does not capture.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub unsafe fn wait_plain(&self, event: &GuestEvent, stream: u64) -> Result<(), DeviceError> {
+        let _entered = self.context.enter()?;
+        self.borrow(stream).wait(event.raw()?, As::Plain)
     }
 
     /// All nodes of the capture that a stream takes part in, so far.
@@ -187,17 +195,32 @@ impl Guest {
         unsafe { cuda!(cuGraphRetainUserObject(capture.graph, object, 1, moved)) }
     }
 
-    /// Launches an executable graph of the framework.
+    /// Launches an executable graph of the framework on `lane`, behind what `main` has (`start`); `main` then waits for the
+    /// record of `completion` inside the graph. Without these, on `lane` alone. Outside captures.
     ///
     /// # Safety
-    /// Both are live handles of this GPU, and no other thread uses the executable now.
+    /// Live handles of this GPU; neither stream captures; no other thread uses the executable now.
     ///
     /// # Errors
     /// [`DeviceError::Driver`].
-    pub unsafe fn launch(&self, exec: u64, stream: u64) -> Result<(), DeviceError> {
+    pub unsafe fn launch(
+        &self,
+        exec: u64,
+        main: u64,
+        lane: u64,
+        beside: Option<(&GuestEvent, &GuestEvent)>,
+    ) -> Result<(), DeviceError> {
         let _entered = self.context.enter()?;
+        if let Some((start, _)) = beside {
+            self.borrow(main).record(start.raw()?, As::Plain)?;
+            self.borrow(lane).wait(start.raw()?, As::Plain)?;
+        }
         // SAFETY: the caller's promise.
-        unsafe { cuda!(cuGraphLaunch(exec as sys::CUgraphExec, stream as sys::CUstream)) }
+        unsafe { cuda!(cuGraphLaunch(exec as sys::CUgraphExec, lane as sys::CUstream)) }?;
+        match beside {
+            Some((_, completion)) => self.borrow(main).wait(completion.raw()?, As::Plain),
+            None => Ok(()),
+        }
     }
 
     /// A stream of the framework, never destroyed here.
