@@ -573,10 +573,10 @@ impl Core {
         sealed.cursor = place.after;
         self.counters.replays += 1;
         self.counters.order_deviations += u64::from(!place.in_order);
-        if let Some(cuda) = &mut self.cuda {
-            if !place.in_order || (place.begins && !wraps) {
-                cuda.join(main)?;
-            }
+        if let Some(cuda) = &mut self.cuda
+            && (!place.in_order || (place.begins && !wraps))
+        {
+            cuda.join(main)?;
         }
         Ok(place.in_order)
     }
