@@ -80,6 +80,10 @@ impl RawGraph {
         let mut count = 0;
         // SAFETY: the graph is alive (borrowed); a null array asks for the number alone (Driver API).
         unsafe { cuda!(cuGraphGetNodes(self.raw, std::ptr::null_mut(), &raw mut count)) }?;
+        if count == 0 {
+            // The driver takes no array without room.
+            return Ok(Vec::new());
+        }
         let mut raw = vec![std::ptr::null_mut(); count];
         // SAFETY: `raw` has room for the `count` nodes that the call is told of.
         unsafe { cuda!(cuGraphGetNodes(self.raw, raw.as_mut_ptr(), &raw mut count)) }?;

@@ -187,7 +187,7 @@ impl Cuda {
             known.in_flight = Some(lane);
             (&known.start, &known.completion)
         });
-        let beside = beside.map(|(start, completion)| (&*start, &*completion));
+
         // SAFETY: as in `before_launch`; the executable is that of a graph which `python/sessile/torch` holds, and the
         // interpreter's lock is held.
         unsafe { self.guest.launch(exec, main, lane, beside) }
