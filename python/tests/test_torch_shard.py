@@ -177,6 +177,25 @@ def test_a_state_loads_into_another_group_size():
     assert states[0][:2] == (True, "head.weight")
 
 
+def test_a_weight_that_changed_after_it_was_gathered_ahead_is_gathered_again(storage):
+    net = build()
+    sharded = shard_(net, storage=storage)
+    x = data(0)
+    with torch.no_grad():
+        # Evaluations, without a backward between: the next one's first weight is gathered ahead.
+        for _ in range(3):
+            before = net(x)
+        for weight in sharded.weights:
+            weight.parameter.mul_(2.0)
+        after = net(x)
+    doubled = build()
+    with torch.no_grad():
+        for name, parameter in doubled.named_parameters():
+            if name.endswith(("up.weight", "down.weight", "head.weight")):
+                parameter.mul_(2.0)
+    assert torch.equal(after, doubled(x)) and not torch.equal(before, after)
+
+
 # ---------------------------------------------------------------------- Transformer Engine's protocol
 
 

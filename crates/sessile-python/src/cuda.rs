@@ -13,7 +13,7 @@ use sessile_runtime::{RuntimeError, agree};
 
 use crate::arena::Arena;
 use crate::exchange::Group;
-use crate::order::{Mark, Node, Order};
+use sessile_runtime::order::{Mark, Node, Order};
 
 /// How long a rank waits for another one.
 const PATIENCE: Duration = Duration::from_secs(60);

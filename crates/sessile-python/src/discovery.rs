@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use sessile_plan::{Request, RequestId, RequestSpec, Runner, TRACE_VERSION, Trace};
 use sessile_runtime::RuntimeError;
 
-use crate::order::{Mark, Order};
+use sessile_runtime::order::{Mark, Order};
 
 /// A runner that was discovered.
 #[derive(Debug)]

@@ -8,7 +8,6 @@
 //! | `error` | each family of errors as its Python exception, with fields |
 //! | `exchange` | a process group of the framework as a communicator that hosts compare plans over |
 //! | `discovery` | runners, requests and recorded order, until they are a trace |
-//! | `order` | a captured graph as recorded order; what it proves |
 //! | `storage`, `sealed` | the life of planned storage on one rank; what exists between seal and free |
 //! | `cuda` | marks, fences and launches on the framework's streams; memory that a group shares |
 //! | `arena`, `dlpack` | the bytes, and how a framework sees them |
@@ -24,7 +23,6 @@ mod dlpack;
 mod doctor;
 mod error;
 mod exchange;
-mod order;
 mod planning;
 mod sealed;
 mod storage;

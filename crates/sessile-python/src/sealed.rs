@@ -9,7 +9,7 @@ use sessile_runtime::{Cursor, RuntimeError};
 
 use crate::arena::Arena;
 use crate::cuda::Cuda;
-use crate::order::{Mark, Order};
+use sessile_runtime::order::{Mark, Order};
 
 /// A pass over a sealed runner, which must make the discovered sequence again.
 pub(crate) struct Follow {

@@ -19,9 +19,9 @@ use crate::discovery::{Discovery, Pass};
 use crate::dlpack;
 use crate::error::Failure;
 use crate::exchange::Group;
-use crate::order::{Mark, Order};
 use crate::planning::{Plan, options};
 use crate::sealed::{Follow, Planned, Runner, Sealed, acquire};
+use sessile_runtime::order::{Mark, Order};
 
 /// What is under way.
 enum Scope {

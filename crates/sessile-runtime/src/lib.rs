@@ -6,6 +6,7 @@ pub mod check;
 mod discovery;
 mod error;
 pub mod log;
+pub mod order;
 mod pool;
 mod storage;
 pub mod timeline;

@@ -117,7 +117,8 @@ class Sharded:
         #: Which weight follows which, in each direction, as the first pass had it.
         self._next: Dict[Tuple[str, int], Weight] = {}
         self._last: Dict[str, Optional[Weight]] = {"forward": None, "backward": None}
-        self._ahead: Dict[Tuple[str, int], Tuple[torch.Tensor, Optional["torch.cuda.Event"]]] = {}
+        #: Weights gathered ahead: the bytes, when they are there, and of which version of the shard.
+        self._ahead: Dict[Tuple[str, int], Tuple[torch.Tensor, Optional["torch.cuda.Event"], int]] = {}
         self._lent: List[torch.Tensor] = []
         self._pending: List[_Pending] = []
         self._queued = False
@@ -136,9 +137,14 @@ class Sharded:
     def gather(self, weight: Weight, direction: str) -> torch.Tensor:
         """The full padded weight, ready on the current stream; the next one of the chain is gathered beside."""
         key = (direction, id(weight))
-        if key not in self._ahead:
+        ahead = self._ahead.get(key)
+        if ahead is not None and ahead[2] != weight.parameter._version:
+            # The shard was changed since: by an optimizer, or a state that was loaded.
+            self._give_up(key)
+            ahead = None
+        if ahead is None:
             self._start(weight, direction)
-        full, done = self._ahead.pop(key)
+        full, done, _ = self._ahead.pop(key)
         if done is not None:
             torch.cuda.current_stream().wait_event(done)
         self._chain(weight, direction)
@@ -180,7 +186,14 @@ class Sharded:
                 kinds.gather(full, weight.parameter.detach(), weight)
                 done = torch.cuda.Event()
                 done.record()
-        self._ahead[(direction, id(weight))] = (full, done)
+        self._ahead[(direction, id(weight))] = (full, done, weight.parameter._version)
+
+    def _give_up(self, key: Tuple[str, int]) -> None:
+        """A weight that was gathered ahead and is not needed."""
+        full, done, _ = self._ahead.pop(key)
+        if done is not None:
+            torch.cuda.current_stream().wait_event(done)
+        self.storage.release(full)
 
     def lend(self, weight: Weight, direction: str) -> torch.Tensor:
         """The full weight for a layer that never says when it has read it: kept until the second gather after."""
@@ -194,10 +207,7 @@ class Sharded:
         """Forgets where the chain stands, and gives up what was gathered ahead and is not needed."""
         self._last[direction] = None
         for key in [key for key in self._ahead if key[0] == direction]:
-            full, done = self._ahead.pop(key)
-            if done is not None:
-                torch.cuda.current_stream().wait_event(done)
-            self.storage.release(full)
+            self._give_up(key)
         while self._lent:
             self.storage.release(self._lent.pop(0))
 

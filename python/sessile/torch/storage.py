@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
@@ -394,4 +395,14 @@ def _device(device: Union[str, torch.device, None]) -> torch.device:
             remedy="install a CUDA build of torch and the driver, or use device='cpu'",
         )
     torch.cuda.init()
+    _find_libraries()
     return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+
+
+def _find_libraries() -> None:
+    """Shows the Rust half the libraries that came with torch, in an environment that is not activated too."""
+    if "SESSILE_CUDA_LIBS" not in os.environ:
+        packages = os.path.dirname(os.path.dirname(torch.__file__))
+        found = sorted(glob.glob(os.path.join(packages, "nvidia", "*", "lib")))
+        if found:
+            os.environ["SESSILE_CUDA_LIBS"] = ":".join(found)

@@ -17,7 +17,7 @@ use sessile_plan::{Point, PointKind, RequestId};
 
 /// What is marked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Mark {
+pub enum Mark {
     /// Before the first write of a request.
     Acquire(RequestId),
     /// After its last read.
@@ -30,7 +30,8 @@ pub(crate) enum Mark {
 
 impl Mark {
     /// For people.
-    pub(crate) fn text(self) -> String {
+    #[must_use]
+    pub fn text(self) -> String {
         match self {
             Mark::Acquire(id) => format!("acquire of {id}"),
             Mark::Release(id) => format!("release of {id}"),
@@ -40,16 +41,18 @@ impl Mark {
     }
 }
 
-/// A node of a captured graph: its identity, and the nodes before it.
+/// A node of a captured graph.
 #[derive(Clone, Debug)]
-pub(crate) struct Node {
-    pub(crate) id: u64,
-    pub(crate) after: Vec<u64>,
+pub struct Node {
+    /// Its identity.
+    pub id: u64,
+    /// The nodes that end before it.
+    pub after: Vec<u64>,
 }
 
 /// Marks in one possible order, and for each those that are proven to come before it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Order {
+pub struct Order {
     marks: Vec<Mark>,
     before: Vec<Bits>,
 }
@@ -77,7 +80,8 @@ impl Bits {
 
 impl Order {
     /// The order in which a program without streams made its marks.
-    pub(crate) fn program(marks: &[Mark]) -> Order {
+    #[must_use]
+    pub fn program(marks: &[Mark]) -> Order {
         let before = (0..marks.len()).map(|at| {
             let mut bits = Bits::new(marks.len());
             (0..at).for_each(|earlier| bits.set(earlier));
@@ -88,7 +92,8 @@ impl Order {
 
     /// What the edges of a captured graph prove. `marked` holds the marks as the program made them, each with the nodes
     /// that its stream stood at. `None` if the edges form a cycle or name unknown nodes, which no capture gives.
-    pub(crate) fn captured(nodes: &[Node], marked: &[(Mark, Vec<u64>)]) -> Option<Order> {
+    #[must_use]
+    pub fn captured(nodes: &[Node], marked: &[(Mark, Vec<u64>)]) -> Option<Order> {
         let index: HashMap<u64, usize> = nodes.iter().enumerate().map(|(at, node)| (node.id, at)).collect();
         let stood: Vec<Vec<usize>> = marked
             .iter()
@@ -127,8 +132,11 @@ impl Order {
         Some(Order { marks: sequence.iter().map(|&mark| marked[mark].0).collect(), before })
     }
 
-    /// Takes the end off, which must come after everything; else gives the first mark that does not come before it.
-    pub(crate) fn without_end(mut self) -> Result<Order, Mark> {
+    /// Takes the end off, which must come after everything.
+    ///
+    /// # Errors
+    /// The first mark that does not come before it.
+    pub fn without_end(mut self) -> Result<Order, Mark> {
         let Some(at) = self.marks.iter().position(|mark| *mark == Mark::End) else { return Ok(self) };
         let loose = (0..self.marks.len()).find(|&other| other != at && !self.before[at].has(other));
         if let Some(loose) = loose {
@@ -141,7 +149,8 @@ impl Order {
     }
 
     /// The first pair that is ordered here and not in `other`.
-    pub(crate) fn lost(&self, other: &Order) -> Option<(Mark, Mark)> {
+    #[must_use]
+    pub fn lost(&self, other: &Order) -> Option<(Mark, Mark)> {
         let there: HashMap<Mark, usize> =
             other.marks.iter().enumerate().map(|(at, mark)| (*mark, at)).collect();
         for (at, mark) in self.marks.iter().enumerate() {
@@ -156,7 +165,8 @@ impl Order {
     }
 
     /// The points of a trace that prove exactly this order. What a mark stands before or after is one `work` beside it.
-    pub(crate) fn points(&self) -> Vec<Point> {
+    #[must_use]
+    pub fn points(&self) -> Vec<Point> {
         let count = self.marks.len();
         // Only the latest of what comes before: the rest follows.
         let latest: Vec<Vec<usize>> = (0..count)
@@ -252,6 +262,158 @@ impl Points {
         let last = self.0.iter().rev().find(|point| point.stream as usize == lane);
         if last.is_none_or(|point| point.kind != PointKind::Work) {
             self.push(lane, PointKind::Work);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeSet, HashMap};
+
+    use super::*;
+
+    fn acquire(id: u32) -> Mark {
+        Mark::Acquire(RequestId(id))
+    }
+
+    fn release(id: u32) -> Mark {
+        Mark::Release(RequestId(id))
+    }
+
+    fn graph(edges: &[&[u64]]) -> Vec<Node> {
+        edges.iter().enumerate().map(|(id, after)| Node { id: id as u64, after: after.to_vec() }).collect()
+    }
+
+    fn pairs(order: &Order) -> BTreeSet<(String, String)> {
+        let text = |at: usize| order.marks[at].text();
+        (0..order.marks.len())
+            .flat_map(|late| (0..order.marks.len()).map(move |early| (early, late)))
+            .filter(|&(early, late)| order.before[late].has(early))
+            .map(|(early, late)| (text(early), text(late)))
+            .collect()
+    }
+
+    /// The order that points prove, read anew: streams, records and waits.
+    fn proven(points: &[Point]) -> BTreeSet<(String, String)> {
+        let (mut streams, mut events) = (HashMap::new(), HashMap::new());
+        let mut all = BTreeSet::new();
+        for point in points {
+            let known: &mut BTreeSet<String> = streams.entry(point.stream).or_default();
+            let mark = match point.kind {
+                PointKind::Acquire(id) => Mark::Acquire(id),
+                PointKind::Release(id) => Mark::Release(id),
+                PointKind::Complete => Mark::Complete,
+                PointKind::Record(event) => {
+                    events.insert(event, known.clone());
+                    continue;
+                }
+                PointKind::Wait(event) => {
+                    known.extend(events[&event].clone());
+                    continue;
+                }
+                _ => continue,
+            };
+            all.extend(known.iter().map(|early| (early.clone(), mark.text())));
+            known.insert(mark.text());
+        }
+        all
+    }
+
+    #[test]
+    fn a_release_behind_what_the_acquire_stands_at_is_before_it_and_one_on_a_loose_branch_is_not() {
+        // 0 → 1 → 2 on the origin, 0 → 3 beside it.
+        let nodes = graph(&[&[], &[0], &[1], &[0]]);
+        let marked = vec![
+            (acquire(0), vec![]),
+            (release(0), vec![1]),
+            (acquire(1), vec![2]),
+            (release(1), vec![2]),
+            (acquire(2), vec![3]),
+        ];
+        let order = Order::captured(&nodes, &marked).unwrap();
+        let found = pairs(&order);
+        let has = |early: Mark, late: Mark| found.contains(&(early.text(), late.text()));
+        assert!(has(release(0), acquire(1)) && has(acquire(0), release(1)) && has(acquire(1), release(1)));
+        assert!(!has(release(0), acquire(2)) && !has(acquire(2), release(0)));
+        assert_eq!(proven(&order.points()), found);
+    }
+
+    #[test]
+    fn a_mark_made_late_on_a_stream_that_stood_early_counts_from_where_it_stood() {
+        let nodes = graph(&[&[], &[0], &[1]]);
+        let marked = vec![(acquire(1), vec![2]), (release(0), vec![0])];
+        let order = Order::captured(&nodes, &marked).unwrap();
+        assert_eq!(pairs(&order), BTreeSet::from([(release(0).text(), acquire(1).text())]));
+    }
+
+    #[test]
+    fn the_end_must_come_after_everything() {
+        let nodes = graph(&[&[], &[0], &[0]]);
+        let joined = [(acquire(0), vec![1]), (Mark::End, vec![1, 2])];
+        assert!(Order::captured(&nodes, &joined).unwrap().without_end().is_ok());
+        let loose = [(acquire(0), vec![2]), (Mark::End, vec![1])];
+        assert_eq!(Order::captured(&nodes, &loose).unwrap().without_end().unwrap_err(), acquire(0));
+    }
+
+    #[test]
+    fn what_another_order_lost_is_named_and_more_order_is_no_loss() {
+        let marks = [acquire(0), release(0), acquire(1)];
+        let program = Order::program(&marks);
+        let nodes = graph(&[&[], &[]]);
+        let loose = [(acquire(0), vec![]), (release(0), vec![0]), (acquire(1), vec![1])];
+        let loose = Order::captured(&nodes, &loose).unwrap();
+        assert_eq!(program.lost(&loose), Some((release(0), acquire(1))));
+        assert_eq!(loose.lost(&program), None);
+    }
+
+    #[test]
+    fn cycles_and_unknown_nodes_are_no_order() {
+        assert!(Order::captured(&graph(&[&[1], &[0]]), &[(acquire(0), vec![0])]).is_none());
+        assert!(Order::captured(&graph(&[&[]]), &[(acquire(0), vec![7])]).is_none());
+    }
+
+    /// Whether one node lies before or at another, by search.
+    fn reaches(nodes: &[Node], from: u64, to: u64) -> bool {
+        from == to || nodes[to as usize].after.iter().any(|&before| reaches(nodes, from, before))
+    }
+
+    #[test]
+    fn random_graphs_prove_what_a_search_finds_and_their_points_prove_the_same() {
+        let mut seed = 1u64;
+        let mut random = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % below
+        };
+        for _ in 0..300 {
+            let count = 1 + random(12);
+            let nodes: Vec<Node> = (0..count)
+                .map(|id| {
+                    let after: BTreeSet<u64> =
+                        (0..random(3)).filter(|_| id > 0).map(|_| random(id.max(1))).collect();
+                    Node { id, after: after.into_iter().collect() }
+                })
+                .collect();
+            let marked: Vec<(Mark, Vec<u64>)> = (0..1 + random(6) as u32)
+                .map(|id| {
+                    let stood = (0..random(3)).map(|_| random(count)).collect();
+                    (if random(2) == 0 { acquire(id) } else { release(id) }, stood)
+                })
+                .collect();
+            let order = Order::captured(&nodes, &marked).unwrap();
+            let precedes = |a: &[u64], b: &[u64]| {
+                a.iter().all(|&node| b.iter().any(|&other| reaches(&nodes, node, other)))
+            };
+            let mut expected = BTreeSet::new();
+            for (late, (mark, stands)) in marked.iter().enumerate() {
+                for (early, (before, stood)) in marked.iter().enumerate() {
+                    let tie = precedes(stands, stood);
+                    if early != late && precedes(stood, stands) && (early < late || !tie) {
+                        expected.insert((before.text(), mark.text()));
+                    }
+                }
+            }
+            assert_eq!(pairs(&order), expected);
+            assert_eq!(proven(&order.points()), expected);
         }
     }
 }
