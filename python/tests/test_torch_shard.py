@@ -11,6 +11,7 @@ from sessile.torch import (
     GraphStorage,
     ShardedParameter,
     full_state_dict,
+    lead_,
     load_full_state_dict,
     make_graphed_callables,
     shard_,
@@ -209,10 +210,38 @@ def test_a_layer_that_knows_the_protocol_gets_the_weight_and_gives_its_gradient(
     assert torch.equal(weight, full)
     [weight] = leader.materialize_group_for_backward()
     assert torch.equal(weight, full)
+    owner = leader.sharded.owner
+    owner.manual = True
+    # A gradient of its own is copied; one in the buffer that was given out is not.
+    assert leader.finalize_group_grads(torch.ones(3, 4)) == [None]
+    buffer = leader.grad_buffer()
+    assert buffer.shape == full.shape and buffer.dtype == full.dtype
+    buffer.fill_(2.0)
+    assert leader.finalize_group_grads([buffer]) == [None] and leader.grad_added_to_main_grad
+    assert owner._pending[-1].send.data_ptr() == buffer.data_ptr()
+    owner.drain()
+    assert torch.equal(leader.main_grad[:3], torch.full((3, 4), 3.0))
+
+
+def test_the_leader_of_a_grouped_layer_stands_for_all_its_weights(storage):
+    net = nn.ModuleList([nn.Linear(4, 3, bias=False) for _ in range(3)])
+    full = [linear.weight.detach().clone() for linear in net]
+    shard_(net, storage=storage)
+    parameters = [linear.weight for linear in net]
+    leader = parameters[0]
+    with pytest.raises(sessile.ShardingError, match="lead_"):
+        leader.finalize_group_grads([torch.ones(3, 4)] * 3)
+    lead_(parameters)
+    for direction in (leader.materialize_group_for_forward, leader.materialize_group_for_backward):
+        assert all(torch.equal(weight, want) for weight, want in zip(direction(), full))
     leader.sharded.owner.manual = True
-    assert leader.finalize_group_grads([torch.ones(3, 4)]) == [None]
+    buffers = [parameter.grad_buffer() for parameter in parameters]
+    for at, buffer in enumerate(buffers):
+        buffer.fill_(at + 1.0)
+    assert leader.finalize_group_grads(buffers) == [None] * 3
     leader.sharded.owner.drain()
-    assert torch.equal(leader.grad_buffer()[:3], torch.ones(3, 4))
+    for at, parameter in enumerate(parameters):
+        assert torch.equal(parameter.main_grad[:3], torch.full((3, 4), at + 1.0))
 
 
 # ---------------------------------------------------------------------- bad input

@@ -226,10 +226,7 @@ def _pass_over(
         if not any(o.requires_grad for o in runner.outputs):
             continue
         after = runners[at + 1].grad_inputs if chain and at + 1 < len(runners) else []
-        runner.grad_outputs = [
-            after[i] if i < len(after) and after[i] is not None and after[i].shape == o.shape else torch.zeros_like(o)
-            for i, o in enumerate(runner.outputs)
-        ]
+        runner.grad_outputs = _grad_outputs(runner.outputs, after)
 
         def backward(runner: _Runner = runner) -> None:
             _backward(runner, owners, storage, overlap)
@@ -242,6 +239,15 @@ def _pass_over(
         for runner in runners:
             runner.differentiable = [o.requires_grad for o in runner.outputs]
             runner.outputs = tuple(o.detach() for o in runner.outputs)
+
+
+def _grad_outputs(outputs: Tensors, after: Sequence[Optional[torch.Tensor]]) -> List[Optional[torch.Tensor]]:
+    """Where gradients of the outputs are read from: where the next module's backward writes them, if it does."""
+    found: List[Optional[torch.Tensor]] = []
+    for at, output in enumerate(outputs):
+        theirs = after[at] if at < len(after) else None
+        found.append(theirs if theirs is not None and theirs.shape == output.shape else torch.zeros_like(output))
+    return found
 
 
 def _by_hand(runners: List[_Runner], owners: List[Sharded], storage: GraphStorage, overlap: bool) -> None:

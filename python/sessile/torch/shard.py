@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,8 @@ class ShardedParameter(nn.Parameter):
 
     is_distributed_weight = True
     sharded: "Weight"
+    #: Weights of a grouped layer, if this is its leader; else only its own. See `lead_`.
+    members: List["Weight"]
 
     @property
     def main_grad(self) -> torch.Tensor:
@@ -29,26 +31,51 @@ class ShardedParameter(nn.Parameter):
         return self.sharded.main_grad
 
     def materialize_group_for_forward(self) -> List[torch.Tensor]:
-        """The full weight, for the forward product. Valid until the next weight but one is asked for."""
-        return [self.sharded.owner.lend(self.sharded, "forward")]
+        """The full weights of the group, for the forward products. Valid until the next group but one is asked for."""
+        return self.sharded.owner.lend(self.members, "forward")
 
     def materialize_group_for_backward(self, **_: Any) -> List[torch.Tensor]:
-        """The full weight, for the products of the backward."""
-        return [self.sharded.owner.lend(self.sharded, "backward")]
-
-    def finalize_group_grads(self, wgrads: Any, **_: Any) -> List[Optional[torch.Tensor]]:
-        """Takes the full gradient, reduces it into ``main_grad``; nothing is left for autograd."""
-        wgrad = wgrads[0] if isinstance(wgrads, (list, tuple)) else wgrads
-        weight = self.sharded
-        send = weight.owner.wgrad_input(weight)
-        send[: weight.out].copy_(wgrad.view(weight.out, weight.columns))
-        weight.owner.reduce(weight, send)
-        self.grad_added_to_main_grad = True
-        return [None]
+        """The full weights of the group, for the products of the backward."""
+        return self.sharded.owner.lend(self.members, "backward")
 
     def grad_buffer(self) -> torch.Tensor:
-        """The gradient accumulation buffer for this weight."""
-        return self.sharded.main_grad
+        """Where the product writes this weight's full gradient; `finalize_group_grads` takes it from there."""
+        weight = self.sharded
+        weight.buffer = weight.owner.wgrad_input(weight)
+        return weight.buffer[: weight.out]
+
+    def finalize_group_grads(self, wgrads: Any, **_: Any) -> List[Optional[torch.Tensor]]:
+        """Takes the full gradients of the group and reduces each into its ``main_grad``; nothing is left for autograd."""
+        given = list(wgrads) if isinstance(wgrads, (list, tuple)) else [wgrads]
+        if len(given) != len(self.members):
+            raise ShardingError(
+                f"{len(given)} gradients for a group of {len(self.members)} weights led by `{self.sharded.name}`",
+                module=self.sharded.name,
+                remedy="name the weights of a grouped layer with lead_",
+            )
+        for weight, wgrad in zip(self.members, given):
+            send, weight.buffer = weight.buffer, None
+            if send is None or send.data_ptr() != wgrad.data_ptr():
+                send = weight.owner.wgrad_input(weight) if send is None else send
+                send[: weight.out].copy_(wgrad.view(weight.out, weight.columns))
+            weight.owner.reduce(weight, send)
+            weight.parameter.grad_added_to_main_grad = True
+        return [None] * len(given)
+
+    grad_added_to_main_grad = False
+
+
+def lead_(parameters: Sequence[ShardedParameter]) -> None:
+    """Makes the first parameter the leader of a grouped layer: Transformer Engine asks it for the weights of all, and hands it
+    the gradients of all, in this order."""
+    weights = [parameter.sharded for parameter in parameters]
+    if len({id(weight.owner) for weight in weights}) != 1:
+        raise ShardingError(
+            "the weights of a grouped layer were sharded by different calls",
+            module=weights[0].name if weights else "",
+            remedy="shard them by one call of shard_",
+        )
+    parameters[0].members = weights
 
 
 class Weight:
@@ -77,12 +104,14 @@ class Weight:
         self.scale = 1.0 / self.size
         self.main_grad = torch.zeros(rows, self.columns, dtype=torch.float32, device=full.device)
         self.parameter = self._shard(full)
+        #: What `grad_buffer` gave out last.
+        self.buffer: Optional[torch.Tensor] = None
         self.ready: List[Ready] = []
 
     def _shard(self, full: torch.Tensor) -> ShardedParameter:
         mine = self.cut(full.detach())
         parameter = ShardedParameter(mine, requires_grad=full.requires_grad)
-        parameter.sharded = self
+        parameter.sharded, parameter.members = self, [self]
         return parameter
 
     def cut(self, full: torch.Tensor) -> torch.Tensor:
@@ -119,7 +148,7 @@ class Sharded:
         self._last: Dict[str, Optional[Weight]] = {"forward": None, "backward": None}
         #: Weights gathered ahead: the bytes, when they are there, and of which version of the shard.
         self._ahead: Dict[Tuple[str, int], Tuple[torch.Tensor, Optional["torch.cuda.Event"], int]] = {}
-        self._lent: List[torch.Tensor] = []
+        self._lent: List[List[torch.Tensor]] = []
         self._pending: List[_Pending] = []
         self._queued = False
         #: Whether somebody else drains: a runner that is captured, at its two stages. What it reduced is then noted here.
@@ -195,13 +224,20 @@ class Sharded:
             torch.cuda.current_stream().wait_event(done)
         self.storage.release(full)
 
-    def lend(self, weight: Weight, direction: str) -> torch.Tensor:
-        """The full weight for a layer that never says when it has read it: kept until the second gather after."""
-        full = self.gather(weight, direction)
+    def lend(self, weights: Sequence[Weight], direction: str) -> List[torch.Tensor]:
+        """The full weights of a layer that never says when it has read them: kept until the second layer after."""
+        for weight in weights:
+            if (direction, id(weight)) not in self._ahead:
+                self._start(weight, direction)
+        full = [self.gather(weight, direction) for weight in weights]
         self._lent.append(full)
         if len(self._lent) > 2:
-            self.storage.release(self._lent.pop(0))
-        return full[: weight.out]
+            self._take_back()
+        return [view[: weight.out] for view, weight in zip(full, weights)]
+
+    def _take_back(self) -> None:
+        for view in self._lent.pop(0):
+            self.storage.release(view)
 
     def end_of_pass(self, direction: str) -> None:
         """Forgets where the chain stands, and gives up what was gathered ahead and is not needed."""
@@ -209,7 +245,7 @@ class Sharded:
         for key in [key for key in self._ahead if key[0] == direction]:
             self._give_up(key)
         while self._lent:
-            self.storage.release(self._lent.pop(0))
+            self._take_back()
 
     # ------------------------------------------------------------------ reductions
 
