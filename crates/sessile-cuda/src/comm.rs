@@ -11,7 +11,7 @@ use crate::context::RawEvent;
 use crate::core::Handle;
 use crate::link::Answer;
 use crate::nccl::RawComm;
-use crate::oneshot::Signals;
+use crate::oneshot::{OneShotOptions, Signals};
 
 /// A communicator of the CUDA device. A handle: clones share it, and graphs hold clones.
 #[derive(Clone)]
@@ -152,6 +152,16 @@ pub(crate) fn unanswered(rank: u32, answer: Answer, what: String, after: Duratio
         Answer::Late(missing) => DeviceError::PeerTimeout { rank, missing, what, after },
         Answer::Gone(peer) => DeviceError::PeerLost { rank, peer, what },
         _ => DeviceError::PeerLost { rank, peer: 0, what },
+    }
+}
+
+impl CudaComm {
+    /// Other options of the one-shot reduce-scatter, for what is enqueued from now on. All members set the same at the
+    /// same place. Nothing happens where the kernels can't run.
+    pub fn set_one_shot(&self, options: OneShotOptions) {
+        if let Some(signals) = &self.0.signals {
+            signals.set(options);
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 //! | [`kernel`] | the kernels, compiled at run time; matrix products |
 //! | `link`, [`job`] | where the ranks' hosts meet |
 //! | `oneshot` | the fused reduce-scatter: which way it goes, signal words, launches, protocols |
+//! | `peer` | copies out of a peer's window, to measure the link |
 //! | `handover` | shared memory between ranks of one machine |
 //! | [`guest`] | arenas, marks and the one-shot reduce-scatter in a program whose streams are a framework's |
 //! | `graveyard` | what was dropped and may still be in use |
@@ -49,6 +50,7 @@ mod link;
 mod memory;
 pub mod nccl;
 mod oneshot;
+mod peer;
 mod physical;
 mod spans;
 mod stream;

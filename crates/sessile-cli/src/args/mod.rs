@@ -1,7 +1,9 @@
 //! The command line.
 
+mod bench;
 mod parse;
 mod plan;
+mod reduce_scatter;
 mod report;
 mod simulate;
 mod train;
@@ -10,8 +12,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+pub(crate) use bench::{BenchArgs, Measure};
 pub(crate) use parse::Depth;
 pub(crate) use plan::{CheckArgs, CompareArgs, GroupDepths, PlanArgs};
+pub(crate) use reduce_scatter::ReduceScatterArgs;
 pub(crate) use report::ReportArgs;
 pub(crate) use simulate::SimulateArgs;
 pub(crate) use train::TrainArgs;
@@ -40,6 +44,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Simulate a step of a large model on a virtual clock: buffers, times, overlap
     Simulate(Box<SimulateArgs>),
+    /// Measure on this machine
+    Bench(Box<BenchArgs>),
     /// Write one HTML file: arena map, timeline, losses, memory, depth, checks
     Report(ReportArgs),
 }

@@ -1,5 +1,6 @@
 //! The commands.
 
+mod bench;
 mod check;
 mod compare;
 mod explain;
@@ -30,6 +31,7 @@ pub(crate) fn run(program: Program) -> Result<Verdict, Failure> {
         Command::Compare(args) => compare::run(&args),
         Command::Check(args) if args.self_test => self_test::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Simulate(args) => simulate::run(&args),
     }

@@ -223,3 +223,13 @@ fn options_of_plan() {
     assert_eq!(sandbox.names(), ["same.json", "trace.json"]);
     assert_eq!(sandbox.read("trace.json"), TRACE);
 }
+
+#[test]
+fn a_bench_without_gpus_says_what_it_needs() {
+    let sandbox = Sandbox::new();
+    refused(&sandbox.run("bench reduce-scatter --sizes 1000"), &["--sizes", "1000", "65536"]);
+    refused(&sandbox.run("bench reduce-scatter --rounds 0"), &["--rounds", "1"]);
+    let ran = sandbox.run("bench reduce-scatter --json b.json");
+    refused(&ran, &["two GPUs"]);
+    assert!(!sandbox.path("b.json").exists());
+}

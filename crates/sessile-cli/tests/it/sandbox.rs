@@ -62,6 +62,8 @@ impl Sandbox {
     pub(crate) fn run_words(&self, words: &[&str]) -> Ran {
         let mut command = Command::new(program());
         command.args(words).current_dir(self.folder.path()).env("COLUMNS", "110");
+        // The same everywhere: no GPU.
+        command.env("CUDA_VISIBLE_DEVICES", "-1");
         let output = command.output().unwrap();
         Ran {
             code: output.status.code().expect("the program ends by itself"),

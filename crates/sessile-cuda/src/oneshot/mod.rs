@@ -28,6 +28,7 @@ mod choice;
 #[cfg(test)]
 mod protocol;
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sessile_hal::{DeviceError, Memory, Transfer, View};
@@ -84,8 +85,11 @@ pub(crate) struct Signals {
     pub(crate) words: HostWords,
     /// Ranks of the group on the GPU that has most of them: their launches must fit side by side.
     share: u32,
-    options: OneShotOptions,
-    copies: Copies,
+    options: Mutex<OneShotOptions>,
+    /// Made when they are needed first: streams of a GPU share its queues, and each more makes it likelier that a launch
+    /// which waits stands before a peer's.
+    copies: Mutex<Option<Arc<Copies>>>,
+    context: Arc<Context>,
 }
 
 /// What copies are enqueued with: beside the stream, so that a sum runs while the next copy does.
@@ -98,7 +102,7 @@ struct Copies {
 }
 
 impl Copies {
-    fn new(context: &std::sync::Arc<Context>) -> Result<Self, DeviceError> {
+    fn new(context: &Arc<Context>) -> Result<Self, DeviceError> {
         let event = || RawEvent::new(context);
         Ok(Copies {
             stream: RawStream::new(context, crate::context::Priority::High)?,
@@ -120,25 +124,51 @@ impl Signals {
         words: HostWords,
         share: u32,
     ) -> Result<Self, DeviceError> {
-        let copies = Copies::new(pool.context())?;
-        let (addresses, options) = (addresses.to_vec(), OneShotOptions::default());
-        let signals = Signals { pad, addresses, _pads: pads, words, share: share.max(1), options, copies };
+        let signals = Signals {
+            pad,
+            addresses: addresses.to_vec(),
+            _pads: pads,
+            words,
+            share: share.max(1),
+            options: Mutex::default(),
+            copies: Mutex::default(),
+            context: pool.context().clone(),
+        };
         signals.reset(pool)?;
         Ok(signals)
     }
 
     /// The same with other options; as early.
-    pub(crate) fn with(mut self, pool: &Pool, options: &OneShotOptions) -> Result<Self, DeviceError> {
-        self.options = options.clone();
+    pub(crate) fn with(self, pool: &Pool, options: &OneShotOptions) -> Result<Self, DeviceError> {
+        self.set(options.clone());
         if options.first_round != 0 {
             self.reset(pool)?;
         }
         Ok(self)
     }
 
+    /// Other options from now on; the round's number goes on.
+    pub(crate) fn set(&self, options: OneShotOptions) {
+        *self.options.lock().unwrap_or_else(PoisonError::into_inner) = options;
+    }
+
+    fn copies(&self) -> Result<Arc<Copies>, DeviceError> {
+        let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
+        let made = match &*copies {
+            Some(made) => made.clone(),
+            None => Arc::new(Copies::new(&self.context)?),
+        };
+        *copies = Some(made.clone());
+        Ok(made)
+    }
+
+    fn options(&self) -> OneShotOptions {
+        self.options.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Words as after round `first_round`, and in the mailboxes numbers of no round that is near.
     fn reset(&self, pool: &Pool) -> Result<(), DeviceError> {
-        let first = self.options.first_round;
+        let first = self.options().first_round;
         let far = (first.wrapping_add(1 << 15) & 0xffff) * 0x1_0001;
         let mut bytes = vec![0; 128];
         bytes[..4].copy_from_slice(&first.to_le_bytes());
@@ -235,7 +265,7 @@ pub(crate) unsafe fn enqueue(
     let most = MOST_TRANSFERS.min((choice::MULTIPROCESSORS / signals.share) as usize).max(1);
     for part in rows.chunks(most) {
         let round = Round::new(dtype, member.size, part);
-        let choice = choose(&round, &limits, &signals.options);
+        let choice = choose(&round, &limits, &signals.options());
         let launch = Launch { modules, member, dtype, scale };
         match (choice.way, &mut scratch) {
             (Way::Copy, Some(scratch)) => {
@@ -316,7 +346,7 @@ impl Launch<'_> {
         scratch: &mut dyn FnMut(u64) -> Result<u64, DeviceError>,
     ) -> Result<(), DeviceError> {
         let Launch { modules, member, dtype, .. } = self;
-        let (copies, size) = (&member.signals.copies, dtype.size());
+        let (copies, size) = (member.signals.copies()?, dtype.size());
         let longest = rows.iter().map(|row| row.elements * size).max().unwrap_or(0).min(CHUNK);
         let room = longest.next_multiple_of(256);
         let staging = scratch(2 * room * u64::from(member.size - 1))?;
@@ -383,7 +413,7 @@ impl Launch<'_> {
         words.extend([two(count, *at), two(*size, self.scale.to_bits())]);
         words.push(u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX));
         words.extend([signals.words.address, BOX]);
-        words.push(two(u32::from(signals.options.omit_exit), stages));
+        words.push(two(u32::from(signals.options().omit_exit), stages));
         words
     }
 }
