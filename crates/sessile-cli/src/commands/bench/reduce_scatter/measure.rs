@@ -297,9 +297,13 @@ impl<'a> Bench<'a> {
     pub(super) fn load(&self, variant: &Variant, bytes: u64) -> Result<Load, DeviceError> {
         let products = self.device.stream("products")?;
         let (m, k) = (4096u64, 8192u64);
-        let view =
-            |at: u64, rows: u64| View::new(&self.plain, self.plain.bytes() / 2 + at, rows * k, DType::Bf16);
-        let (a, b, c) = (view(0, m)?, view(2 * m * k, k)?, view(2 * (m + k) * k, m)?);
+        let operand = |rows: u64, seed: u32| {
+            let memory = self.device.alloc(2 * rows * k, &Domain::Default, "product")?;
+            let view = View::whole(&memory, DType::Bf16)?;
+            self.device.write(&products, &view, &numbers(rows * k, seed))?;
+            Ok::<_, DeviceError>(view)
+        };
+        let (a, b, c) = (operand(m, 1)?, operand(k, 2)?, operand(m, 3)?);
         let shape = Gemm { m, n: k, k, a: Transpose::No, b: Transpose::No, beta: Beta::Overwrite };
         self.device.begin_capture(&products)?;
         for _ in 0..8 {
@@ -347,6 +351,42 @@ impl<'a> Bench<'a> {
     }
 }
 
+/// BF16 numbers between 1 and 2, of both signs, in no order: products of equal numbers run faster than they should.
+fn numbers(count: u64, seed: u32) -> Vec<u8> {
+    let mut state = seed;
+    let next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let bits = (state >> 16) as u16;
+        (0x3f80 | bits & 0x807f).to_le_bytes()
+    };
+    std::iter::repeat_with(next).take(count as usize).flatten().collect()
+}
+
 fn median(sorted: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operands_of_products_are_between_1_and_2_and_differ() {
+        let all: Vec<f32> = numbers(1000, 1)
+            .chunks_exact(2)
+            .map(|pair| f32::from_bits(u32::from(u16::from_le_bytes([pair[0], pair[1]])) << 16))
+            .collect();
+        assert_eq!(all.len(), 1000);
+        assert!(all.iter().all(|x| (1.0..2.0).contains(&x.abs())));
+        assert!(all.iter().any(|x| *x < 0.0) && all.windows(2).any(|two| two[0].abs() != two[1].abs()));
+    }
+
+    #[test]
+    fn every_variant_has_a_name_of_its_own() {
+        let mut names: Vec<String> = Variant::all().into_iter().map(|variant| variant.name).collect();
+        let all = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!((names.len(), all > 20), (all, true));
+    }
 }
