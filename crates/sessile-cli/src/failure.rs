@@ -11,9 +11,20 @@ pub(crate) enum Verdict {
     Good,
     /// Bits differ, or something is violated.
     Bad,
+    /// A process that was started refused its input, and has said why.
+    Refused,
 }
 
 impl Verdict {
+    /// The worse of two.
+    pub(crate) fn worse(self, other: Verdict) -> Verdict {
+        match (self, other) {
+            (Verdict::Refused, _) | (_, Verdict::Refused) => Verdict::Refused,
+            (Verdict::Bad, _) | (_, Verdict::Bad) => Verdict::Bad,
+            (Verdict::Good, Verdict::Good) => Verdict::Good,
+        }
+    }
+
     /// Good if this is true.
     pub(crate) fn from_good(good: bool) -> Verdict {
         if good { Verdict::Good } else { Verdict::Bad }
@@ -25,6 +36,7 @@ impl From<Verdict> for ExitCode {
         match verdict {
             Verdict::Good => ExitCode::SUCCESS,
             Verdict::Bad => ExitCode::FAILURE,
+            Verdict::Refused => ExitCode::from(2),
         }
     }
 }

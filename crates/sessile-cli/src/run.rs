@@ -4,7 +4,9 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
-use sessile_model::{Choice, GradReady, Kinds, TrainConfig};
+use sessile_cuda::{CudaDevice, driver_version, nccl};
+use sessile_hal::DeviceError;
+use sessile_model::{Choice, CollectiveKernel, FreeBytes, GradReady, Kinds, TrainConfig};
 use sessile_plan::{Domain, Plan, Trace};
 
 /// Value of `schema`.
@@ -191,6 +193,50 @@ pub(crate) struct OverlapPairs {
     pub(crate) sharing_arena: u64,
 }
 
+/// What only a run on GPUs has, of rank 0.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Cuda {
+    pub(crate) gpu: String,
+    /// As the driver counts, such as 13000.
+    pub(crate) driver: i32,
+    /// As NCCL counts, such as 22809.
+    pub(crate) nccl: i32,
+    /// `null` for a run of eager execution only.
+    #[serde(deserialize_with = "nullable")]
+    pub(crate) graphs: Option<CudaGraphs>,
+}
+
+impl Cuda {
+    /// What is known before the run.
+    ///
+    /// # Errors
+    /// Those of driver and NCCL.
+    pub(crate) fn about(device: &CudaDevice) -> Result<Cuda, DeviceError> {
+        let (driver, nccl) = (driver_version()?, nccl::version()?);
+        Ok(Cuda { gpu: device.gpu().name.clone(), driver, nccl, graphs: None })
+    }
+}
+
+/// Memory and kernels of the graphs.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CudaGraphs {
+    pub(crate) planned_bytes: u64,
+    pub(crate) allocated_bytes: u64,
+    pub(crate) registered_bytes: u64,
+    /// Free on the GPU before the arenas were allocated.
+    #[serde(deserialize_with = "nullable")]
+    pub(crate) free_before_bytes: Option<u64>,
+    /// Free after each replayed step.
+    #[serde(deserialize_with = "nullable")]
+    pub(crate) free_bytes: Option<FreeBytes>,
+    /// Whether every rank's arenas stayed where they were sealed.
+    pub(crate) addresses_kept: bool,
+    /// What the captured collectives became.
+    pub(crate) collective_kernels: Vec<CollectiveKernel>,
+}
+
 /// What the happens-before checker found.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -228,6 +274,9 @@ pub(crate) struct Run {
     pub(crate) overlap: Option<OverlapPairs>,
     #[serde(deserialize_with = "nullable")]
     pub(crate) checker: Option<Checked>,
+    /// `null` on the host device.
+    #[serde(deserialize_with = "nullable")]
+    pub(crate) cuda: Option<Cuda>,
     /// The recorded requests of rank 0.
     #[serde(deserialize_with = "nullable")]
     pub(crate) trace: Option<Box<RawValue>>,

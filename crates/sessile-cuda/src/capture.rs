@@ -28,6 +28,8 @@ pub(crate) struct Capture {
     broken: bool,
     /// What the graph will own.
     pub(crate) owned: Vec<Box<dyn Owned>>,
+    /// Symmetric collectives, and their groups.
+    pub(crate) symmetric: Vec<(Ticket, String)>,
     /// Communicators used, and the last nodes of their collectives.
     pub(crate) comms: Vec<(CudaComm, Vec<NodeId>)>,
 }
@@ -59,6 +61,7 @@ impl Capture {
             events: BTreeMap::new(),
             broken: false,
             owned: Vec::new(),
+            symmetric: Vec::new(),
             comms: Vec::new(),
         }
     }

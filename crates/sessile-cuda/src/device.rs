@@ -19,7 +19,7 @@ use crate::context::{As, Context, Priority, RawEvent, RawStream};
 use crate::core::{Core, Handle, Parts};
 use crate::event::{CudaEvent, EventCell};
 use crate::gpu::Gpu;
-use crate::graph::{CudaGraph, GraphCell, describe};
+use crate::graph::{CudaGraph, GraphCell, check_symmetric, describe};
 use crate::job::Job;
 use crate::kernel::{Launcher, run};
 use crate::link::{Answer, Link};
@@ -38,7 +38,9 @@ pub struct DeviceOptions {
     pub deadline: Duration,
     /// Whether spans are taken. Each operation then has a tiny kernel before and after it, in graphs too.
     pub spans: bool,
-    /// Streams with these names get a high priority: what runs on them is small and others wait for it.
+    /// Whether a symmetric reduce-scatter may be captured as a kernel that does not use the registration.
+    pub allow_plain: bool,
+    /// Streams whose labels have these first words get a high priority: what runs on them is small and others wait for it.
     pub urgent: Vec<String>,
     /// How the one-shot reduce-scatter uses the GPU.
     pub one_shot: OneShotOptions,
@@ -50,6 +52,7 @@ impl Default for DeviceOptions {
             ordinal: None,
             deadline: Duration::from_secs(600),
             spans: false,
+            allow_plain: false,
             urgent: vec!["gather".to_owned(), "reduce".to_owned()],
             one_shot: OneShotOptions::default(),
         }
@@ -126,6 +129,11 @@ impl CudaDevice {
     }
 }
 
+/// Whether an allocation is a mapping of its own and not a block of the pool.
+fn is_large(bytes: u64, domain: &Domain) -> bool {
+    bytes >= LARGE || matches!(domain, Domain::Symmetric(_))
+}
+
 impl Device for CudaDevice {
     type Memory = CudaMemory;
     type Stream = CudaStream;
@@ -141,6 +149,14 @@ impl Device for CudaDevice {
         self.core().world
     }
 
+    fn allocated_bytes(&self, bytes: u64, domain: &Domain) -> u64 {
+        if is_large(bytes, domain) { bytes.next_multiple_of(self.core().context.granularity) } else { bytes }
+    }
+
+    fn free_bytes(&self) -> Result<Option<u64>, DeviceError> {
+        Ok(Some(self.free_memory()?.0))
+    }
+
     fn limits(&self) -> Limits {
         Limits { base_align: 256, window_align: 4096 }
     }
@@ -149,7 +165,7 @@ impl Device for CudaDevice {
         self.forbid_in_capture("alloc")?;
         let core = self.core();
         core.reap();
-        let large = bytes >= LARGE || matches!(domain, Domain::Symmetric(_));
+        let large = is_large(bytes, domain);
         let take = || {
             if large {
                 Mapping::alloc(&core.context, bytes).map(Backing::Mapping)
@@ -242,7 +258,8 @@ impl Device for CudaDevice {
 
     fn stream(&self, label: &str) -> Result<CudaStream, DeviceError> {
         let core = self.core();
-        let priority = if core.options.urgent.iter().any(|name| name == label) {
+        let kind = label.split(' ').next().unwrap_or_default();
+        let priority = if core.options.urgent.iter().any(|name| name == kind) {
             Priority::High
         } else {
             Priority::Normal
@@ -334,6 +351,7 @@ impl Device for CudaDevice {
         collective::check(kind, transfers, &comm.0)?;
         let gated =
             kind == Collective::SymmetricReduceScatter && comm.size() > 1 && needs_gate(nccl::version()?);
+        let core = self.core();
         comm.0.in_call.store(true, Ordering::SeqCst);
         let pushed = self.push(stream, NodeKind::Collective, |enqueue| {
             enqueue.after_last(comm)?;
@@ -349,6 +367,13 @@ impl Device for CudaDevice {
             Ok(())
         });
         comm.0.in_call.store(false, Ordering::SeqCst);
+        if let (Ok(ticket), Collective::SymmetricReduceScatter) = (&pushed, kind)
+            && comm.size() > 1
+            && !core.options.allow_plain
+            && let Some(capture) = core.state().capture.as_mut().filter(|capture| capture.has(stream))
+        {
+            capture.symmetric.push((*ticket, comm.0.name.clone()));
+        }
         // What NCCL says of a communicator that was given up while it waited is not the cause.
         if pushed.is_err() {
             comm.0.usable()?;
@@ -442,6 +467,7 @@ impl Device for CudaDevice {
                 comm.0.tail.iter().try_for_each(|tail| graph.add_record(tail, last).map(drop))?;
             }
             let (nodes, kernels) = describe(&graph, &capture.steps)?;
+            check_symmetric(&kernels, &capture.symmetric)?;
             let exec = graph.instantiate()?;
             if let Some(spans) = &core.spans {
                 let of = |ticket| nodes.iter().position(|node| node.ticket == Some(ticket));

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
-use sessile_hal::{DeviceError, Graph, GraphNode, NodeKind, Ticket};
+use sessile_hal::{DeviceError, Graph, GraphKernel, GraphNode, NodeKind, Ticket};
 
 use crate::comm::CudaComm;
 use crate::core::Handle;
@@ -21,7 +21,7 @@ pub(crate) struct GraphCell {
     pub(crate) handle: Arc<Handle>,
     pub(crate) exec: Option<RawExec>,
     pub(crate) nodes: Vec<GraphNode>,
-    pub(crate) kernels: Vec<KernelNode>,
+    pub(crate) kernels: Vec<GraphKernel>,
     /// Communicators whose collectives it holds.
     pub(crate) comms: Vec<CudaComm>,
     /// Identity among the graphs of the rank, for spans.
@@ -34,26 +34,6 @@ pub(crate) struct GraphCell {
 pub(crate) trait Owned: Send + Sync {}
 impl<T: Send + Sync> Owned for T {}
 
-/// A kernel node as the driver reports it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KernelNode {
-    /// Index among the graph's nodes.
-    pub node: u32,
-    /// The kernel's symbol.
-    pub name: String,
-    /// Blocks.
-    pub grid: u32,
-    /// Threads of a block.
-    pub block: u32,
-}
-
-impl CudaGraph {
-    /// The kernels that will run, with their names and sizes: which collective kernel NCCL chose, for example.
-    pub fn kernels(&self) -> &[KernelNode] {
-        &self.0.kernels
-    }
-}
-
 impl Drop for GraphCell {
     fn drop(&mut self) {
         self.handle.core.graveyard.bury(Box::new(self.exec.take()));
@@ -63,6 +43,10 @@ impl Drop for GraphCell {
 impl Graph for CudaGraph {
     fn nodes(&self) -> Vec<GraphNode> {
         self.0.nodes.clone()
+    }
+
+    fn kernels(&self) -> &[GraphKernel] {
+        &self.0.kernels
     }
 }
 
@@ -89,7 +73,7 @@ pub(crate) struct Step {
 pub(crate) fn describe(
     graph: &RawGraph,
     steps: &[Step],
-) -> Result<(Vec<GraphNode>, Vec<KernelNode>), DeviceError> {
+) -> Result<(Vec<GraphNode>, Vec<GraphKernel>), DeviceError> {
     let raw: HashMap<NodeId, RawNode> = graph.nodes()?.into_iter().map(|node| (node.id, node)).collect();
     if raw.values().any(|node| node.what == RawWork::Memory) {
         return Err(DeviceError::AllocationInGraph);
@@ -122,10 +106,47 @@ pub(crate) fn describe(
         dependencies.dedup();
         nodes.push(GraphNode { ticket, kind, dependencies });
         if let RawWork::Kernel { name, grid, block } = &node.what {
-            kernels.push(KernelNode { node: at, name: name.clone(), grid: *grid, block: *block });
+            let name = plain(name);
+            kernels.push(GraphKernel {
+                node: at,
+                ticket: step.map(|(_, step)| step.ticket),
+                name: name.to_owned(),
+                grid: *grid,
+                block: *block,
+            });
         }
     }
     Ok((nodes, kernels))
+}
+
+/// The function's own name out of a mangled one (`_Z`, its length, itself, its parameters); others as they are.
+fn plain(symbol: &str) -> &str {
+    let own = || {
+        let rest = symbol.strip_prefix("_Z")?;
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        rest.get(digits..digits + rest[..digits].parse::<usize>().ok()?)
+    };
+    own().unwrap_or(symbol)
+}
+
+/// Checks that every symmetric collective became kernels that use the registration.
+pub(crate) fn check_symmetric(
+    kernels: &[GraphKernel],
+    symmetric: &[(Ticket, String)],
+) -> Result<(), DeviceError> {
+    for (ticket, group) in symmetric {
+        let of_nccl = |kernel: &&GraphKernel| kernel.ticket == Some(*ticket) && kernel.name.contains("nccl");
+        let uses = |kernel: &GraphKernel| kernel.name.contains("Symk") || kernel.name.contains("SymDev");
+        let mut kernels = kernels.iter().filter(of_nccl).peekable();
+        let none = kernels.peek().is_none();
+        if let Some(name) = kernels.find(|kernel| !uses(kernel)).map(|kernel| kernel.name.clone()) {
+            return Err(DeviceError::PlainKernel { group: group.clone(), kernel: name });
+        }
+        if none {
+            return Err(DeviceError::PlainKernel { group: group.clone(), kernel: "no kernel".to_owned() });
+        }
+    }
+    Ok(())
 }
 
 /// Which step added a node; nodes that no step reaches (added at the end of the capture) have none.
@@ -169,4 +190,43 @@ fn order(raw: &HashMap<NodeId, RawNode>, owners: &HashMap<NodeId, usize>) -> Vec
         }
     }
     order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mangled_name_is_told_without_its_parameters() {
+        for (symbol, name) in [
+            ("_Z22ncclDevKernel_SendRecv24ncclDevKernelArgsStorageILm4096EE", "ncclDevKernel_SendRecv"),
+            ("one_shot_bf16_2", "one_shot_bf16_2"),
+            ("_Zx", "_Zx"),
+            ("_Z99short", "_Z99short"),
+            ("_Z99999999999999999999999short", "_Z99999999999999999999999short"),
+        ] {
+            assert_eq!(plain(symbol), name);
+        }
+    }
+
+    #[test]
+    fn a_plain_kernel_in_place_of_a_symmetric_one_is_refused() {
+        let kernel = |ticket, name: &str| GraphKernel {
+            node: 0,
+            ticket: Some(Ticket(ticket)),
+            name: name.to_owned(),
+            grid: 1,
+            block: 1,
+        };
+        let kernels = [
+            kernel(1, "ncclSymkDevKernel_ReduceScatter_LD_sum_bf16"),
+            kernel(1, "sessile_copy"),
+            kernel(2, "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL"),
+        ];
+        let ask = |ticket| check_symmetric(&kernels, &[(Ticket(ticket), "dense".to_owned())]);
+        assert_eq!(ask(1), Ok(()));
+        let refused = |ticket| ask(ticket).expect_err("plain").to_string();
+        assert!(refused(2).contains("RING_LL") && refused(2).contains("`dense`"), "{}", refused(2));
+        assert!(refused(3).contains("no kernel"));
+    }
 }

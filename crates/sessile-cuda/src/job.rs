@@ -87,6 +87,26 @@ impl Job {
         Job { rank: 0, world: 1, local_rank: 0, address: "127.0.0.1".to_owned(), port: 0, secret: Vec::new() }
     }
 
+    /// Environments of `world` ranks of a new job on this machine, by rank: a free port, a fresh secret.
+    ///
+    /// # Errors
+    /// Those of the system: no port is free, or no random bytes.
+    pub fn on_this_machine(world: u32) -> std::io::Result<Vec<Vec<(&'static str, String)>>> {
+        let port = std::net::TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+        let secret: String = crate::link::random()?.iter().map(|byte| format!("{byte:02x}")).collect();
+        let environment = |rank: u32| {
+            vec![
+                ("RANK", rank.to_string()),
+                ("WORLD_SIZE", world.to_string()),
+                ("LOCAL_RANK", rank.to_string()),
+                ("MASTER_ADDR", "127.0.0.1".to_owned()),
+                ("MASTER_PORT", port.to_string()),
+                ("SESSILE_JOB_SECRET", secret.clone()),
+            ]
+        };
+        Ok((0..world).map(environment).collect())
+    }
+
     /// Reads the process's environment.
     ///
     /// # Errors

@@ -5,6 +5,7 @@
 //! | [`library`] | finds the vendor's libraries; a missing one is an error that names the remedy |
 //! | `gpu`, `context`, `exec`, `physical` | the driver's objects, owned: streams and events, graphs, memory |
 //! | `nccl` | communicators and windows, owned |
+//! | [`doctor`] | what this machine has, and how to get the rest |
 //! | [`kernel`] | the kernels, compiled at run time; matrix products |
 //! | `link`, [`job`] | where the ranks' hosts meet |
 //! | `oneshot` | the fused reduce-scatter: which way it goes, signal words, launches, protocols |
@@ -33,6 +34,7 @@ mod comm;
 mod context;
 mod core;
 mod device;
+pub mod doctor;
 mod enqueue;
 mod error;
 mod event;
@@ -59,7 +61,7 @@ pub use comm::CudaComm;
 pub use device::{CudaDevice, DeviceOptions};
 pub use event::CudaEvent;
 pub use gpu::{Gpu, OLDEST_DRIVER, driver_version, gpus, peer_access};
-pub use graph::{CudaGraph, KernelNode};
+pub use graph::CudaGraph;
 pub use memory::CudaMemory;
 pub use oneshot::{OneShotOptions, Way};
 pub use stream::CudaStream;

@@ -88,6 +88,28 @@ pub fn load(library: Library) -> Result<(), DeviceError> {
     handle(library).map(drop)
 }
 
+/// Checks that a job of so many ranks has what it needs on this machine. NVRTC is not looked for: kernels may be kept
+/// compiled.
+///
+/// # Errors
+/// [`DeviceError::LibraryMissing`], [`DeviceError::TooOld`].
+pub fn ready(ranks: u32) -> Result<(), DeviceError> {
+    load(Library::Driver)?;
+    load(Library::CublasLt)?;
+    if ranks > 1 {
+        let have = crate::nccl::version()?;
+        if have < crate::nccl::OLDEST {
+            return Err(DeviceError::TooOld {
+                what: Library::Nccl.name(),
+                have: have.into(),
+                need: crate::nccl::OLDEST.into(),
+                remedy: Library::Nccl.remedy(),
+            });
+        }
+    }
+    Ok(())
+}
+
 /// The loaded library. It is never unloaded: its functions are called from statics.
 pub(crate) fn handle(library: Library) -> Result<&'static Loaded, DeviceError> {
     static LOADED: [OnceLock<Result<Loaded, DeviceError>>; 4] = [const { OnceLock::new() }; 4];

@@ -65,6 +65,15 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// Alignments.
     fn limits(&self) -> Limits;
 
+    /// Bytes that [`alloc`](Device::alloc) takes for so many in this domain.
+    fn allocated_bytes(&self, bytes: u64, domain: &Domain) -> u64;
+
+    /// Bytes that can still be allocated, where the device has a memory of its own; `None` where it shares the machine's.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn free_bytes(&self) -> Result<Option<u64>, DeviceError>;
+
     /// Allocates. The bytes hold no data; the host device fills them with 0xFF (NaN in bf16 and f32).
     ///
     /// # Errors

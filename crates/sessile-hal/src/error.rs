@@ -248,6 +248,17 @@ pub enum DeviceError {
         /// Why, and what helps.
         why: &'static str,
     },
+    /// A symmetric collective was captured as a kernel that does not use the registration.
+    #[error(
+        "group `{group}` asked for a symmetric reduce-scatter and NCCL chose {kernel}: ask for `ring`, or allow the \
+         plain kernel"
+    )]
+    PlainKernel {
+        /// The group.
+        group: String,
+        /// What runs instead.
+        kernel: String,
+    },
     /// A captured graph allocates or frees memory, and would have other addresses at each launch.
     #[error("the captured graph holds a node that allocates or frees memory: allocate before the capture")]
     AllocationInGraph,

@@ -30,9 +30,29 @@ pub struct GraphNode {
     pub dependencies: Vec<u32>,
 }
 
+/// A kernel that a graph runs, as the device reports it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GraphKernel {
+    /// Index among the graph's nodes.
+    pub node: u32,
+    /// The enqueue that added it.
+    pub ticket: Option<Ticket>,
+    /// The kernel's symbol.
+    pub name: String,
+    /// Blocks.
+    pub grid: u32,
+    /// Threads of a block.
+    pub block: u32,
+}
+
 /// An instantiated graph. A handle: clones share it. It owns all it touches (memory, events, communicators)
 /// until the last clone is gone and its last launch has ended.
 pub trait Graph: Clone + Send + Sync + fmt::Debug + 'static {
     /// The nodes in capture order. Dependencies come first.
     fn nodes(&self) -> Vec<GraphNode>;
+
+    /// The kernels that will run, where the device has such: which one a collective became, for example.
+    fn kernels(&self) -> &[GraphKernel] {
+        &[]
+    }
 }

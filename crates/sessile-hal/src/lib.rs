@@ -43,7 +43,7 @@ mod transfer;
 pub use comm::{Collective, Comm};
 pub use device::{Device, EventScope, Limits, Stream};
 pub use error::DeviceError;
-pub use graph::{Graph, GraphNode, NodeKind};
+pub use graph::{Graph, GraphKernel, GraphNode, NodeKind};
 pub use kernel::{AdamW, Attention, Beta, Combine, Gemm, Kernel, Transpose};
 pub use memory::{ByteRange, Memory, MemoryId, View};
 pub use note::{Note, NotedView};

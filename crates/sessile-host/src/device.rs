@@ -148,6 +148,14 @@ impl Device for HostDevice {
         self.core().options.ranks
     }
 
+    fn allocated_bytes(&self, bytes: u64, _domain: &Domain) -> u64 {
+        bytes
+    }
+
+    fn free_bytes(&self) -> Result<Option<u64>, DeviceError> {
+        Ok(self.core().accounts[self.rank as usize].free())
+    }
+
     fn limits(&self) -> Limits {
         Limits { base_align: BASE_ALIGN, window_align: BASE_ALIGN }
     }

@@ -48,6 +48,11 @@ impl Account {
         Account { rank, limit, state: Mutex::new(Tally::default()) }
     }
 
+    /// What is left of the limit, if there is one.
+    pub(crate) fn free(&self) -> Option<u64> {
+        self.limit.map(|limit| limit.saturating_sub(self.live()))
+    }
+
     pub(crate) fn live(&self) -> u64 {
         lock(&self.state).live
     }

@@ -98,13 +98,19 @@ pub enum RankFailure<E> {
         message: String,
     },
     /// It returned an error.
-    #[error("rank {rank}: {error}")]
+    #[error("{}{error}", name(*rank, error))]
     Failed {
         /// The rank.
         rank: u32,
         /// The error.
         error: E,
     },
+}
+
+/// The rank before an error that does not begin with it.
+fn name<E: std::fmt::Display>(rank: u32, error: &E) -> String {
+    let name = format!("rank {rank}: ");
+    if error.to_string().starts_with(&name) { String::new() } else { name }
 }
 
 /// What the workers and all handles share.

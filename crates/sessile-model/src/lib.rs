@@ -5,6 +5,7 @@
 //! prediction by one shared layer, AdamW. Forward and backward are written against the device contract.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 mod buffers;
 pub mod config;
 mod data;
@@ -22,7 +23,9 @@ mod trainer;
 mod unit;
 
 pub use config::{ConfigError, DENSE, EXPERT, TrainConfig};
-pub use report::{GradReady, GraphsOutcome, Kinds, Step, StepResult, TrainOutcome};
+pub use report::{
+    CollectiveKernel, FreeBytes, GradReady, GraphsOutcome, Kinds, Step, StepResult, TrainOutcome,
+};
 pub use sessile_gtp::{ChainKind, Choice, Pass, ReduceScatter, Repeat, Situation, Wanted, choose};
-pub use train::{Executing, TrainError, TrainEvent, train, world_options};
+pub use train::{Executing, TrainError, TrainEvent, train, train_rank, world_options};
 pub use trainer::{Execution, Trainer};

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use sessile_gtp::Choice;
 use sessile_plan::{Plan, Trace};
-use sessile_runtime::log::Log;
+use sessile_runtime::{Footprint, log::Log};
 
 use crate::config::TrainConfig;
 
@@ -43,12 +43,46 @@ impl Step {
     }
 }
 
+/// Free bytes of a device, read after each replayed step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FreeBytes {
+    /// After the first.
+    pub first: u64,
+    /// The least.
+    pub least: u64,
+    /// After the last.
+    pub last: u64,
+}
+
+/// A kernel that captured collectives became.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CollectiveKernel {
+    /// Its symbol.
+    pub name: String,
+    /// Blocks of its grid.
+    pub blocks: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Nodes of all graphs together that run it.
+    pub nodes: u64,
+}
+
 /// What the graph execution leaves besides its steps, for rank 0 unless said otherwise.
 pub struct GraphsOutcome {
     /// What was discovered.
     pub trace: Trace,
     /// What was planned.
     pub plan: Plan,
+    /// What the arenas take of the device's memory, as known before they were allocated.
+    pub footprint: Footprint,
+    /// Free memory of the device over the replayed steps; `None` if it has none of its own.
+    pub free: Option<FreeBytes>,
+    /// Whether every rank's arenas are still where they were sealed.
+    pub addresses_kept: bool,
+    /// What collectives became in the graphs, where the device has kernels.
+    pub kernels: Vec<CollectiveKernel>,
     /// Graph launches.
     pub replays: u64,
     /// Launches out of the sealed order.

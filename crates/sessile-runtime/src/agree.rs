@@ -57,9 +57,10 @@ pub fn share<C: Comm, T>(world: &C, outcome: Result<T, RuntimeError>) -> Result<
         Err(RuntimeError::OffsetMismatch { group, rank }) => {
             Verdict::Offsets { group: group.clone(), rank: *rank }
         }
-        Err(error @ RuntimeError::Device(sessile_hal::DeviceError::OutOfMemory { .. })) => {
-            Verdict::AllocFailed(error.to_string())
-        }
+        Err(
+            error @ (RuntimeError::Device(sessile_hal::DeviceError::OutOfMemory { .. })
+            | RuntimeError::DoesNotFit { .. }),
+        ) => Verdict::AllocFailed(error.to_string()),
         Err(error) => Verdict::Failed(error.to_string()),
     };
     let verdicts = exchange(world, &verdict)?;

@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 use sessile_hal::DeviceError;
 use sessile_plan::{PlanError, TraceError};
 
+use crate::storage::Footprint;
+
 /// The first place where ranks of a group disagree about what they discovered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Disagreement {
@@ -244,6 +246,20 @@ pub enum RuntimeError {
         rank: u32,
         /// What it met.
         detail: String,
+    },
+    /// The arenas need more than the device has free. Nothing was allocated.
+    #[error(
+        "rank {rank}: the arenas need {} bytes ({} planned, {} of them registered) and {free} are free: use a smaller \
+         depth or graph scope, shard over more ranks, or free memory",
+        footprint.allocated, footprint.planned, footprint.registered
+    )]
+    DoesNotFit {
+        /// The rank.
+        rank: u32,
+        /// What is needed.
+        footprint: Footprint,
+        /// What is free.
+        free: u64,
     },
     /// A rank could not prepare its plan.
     #[error("rank {rank} could not seal: {detail}")]

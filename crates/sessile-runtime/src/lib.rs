@@ -12,4 +12,6 @@ mod storage;
 pub mod timeline;
 
 pub use error::{Disagreement, RuntimeError};
-pub use storage::{Counters, Cursor, HasRuntime, Marker, Order, Place, Runtime, Slot, capture, discover};
+pub use storage::{
+    Counters, Cursor, Fencing, Footprint, HasRuntime, Marker, Order, Place, Runtime, Slot, capture, discover,
+};

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use super::ReduceScatterArgs;
+use super::{GraphsArgs, ReduceScatterArgs};
 
 /// Options of `sessile bench`.
 #[derive(Args, Debug)]
@@ -17,4 +17,6 @@ pub(crate) struct BenchArgs {
 pub(crate) enum Measure {
     /// Reduce-scatter and addition of a gradient: the one-shot kernels, NCCL, what frameworks run
     ReduceScatter(ReduceScatterArgs),
+    /// Backward of a stack of linear layers: eager, graphs, overlap, fences at borders and inside
+    Graphs(GraphsArgs),
 }

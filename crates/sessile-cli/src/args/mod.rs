@@ -1,7 +1,10 @@
 //! The command line.
 
 mod bench;
+mod doctor;
+mod graphs;
 mod parse;
+mod place;
 mod plan;
 mod reduce_scatter;
 mod report;
@@ -13,12 +16,15 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub(crate) use bench::{BenchArgs, Measure};
+pub(crate) use doctor::DoctorArgs;
+pub(crate) use graphs::GraphsArgs;
 pub(crate) use parse::Depth;
+pub(crate) use place::{DeviceName, Place};
 pub(crate) use plan::{CheckArgs, CompareArgs, GroupDepths, PlanArgs};
 pub(crate) use reduce_scatter::ReduceScatterArgs;
 pub(crate) use report::ReportArgs;
 pub(crate) use simulate::SimulateArgs;
-pub(crate) use train::TrainArgs;
+pub(crate) use train::{HOST_RANKS, TrainArgs};
 
 /// Plans, owns, fences and proves the fixed-address communication buffers of training with captured graphs.
 #[derive(Debug, Parser)]
@@ -44,8 +50,10 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Simulate a step of a large model on a virtual clock: buffers, times, overlap
     Simulate(Box<SimulateArgs>),
-    /// Measure on this machine
+    /// Measure on GPUs, each against its peers in one run
     Bench(Box<BenchArgs>),
+    /// See what this machine has for --device cuda, what each thing enables, and how to get what is missing
+    Doctor(DoctorArgs),
     /// Write one HTML file: arena map, timeline, losses, memory, depth, checks
     Report(ReportArgs),
 }

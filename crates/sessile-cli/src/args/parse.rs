@@ -5,7 +5,7 @@ use std::{num::IntErrorKind, str::FromStr};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use sessile_model::simulate::KindSet;
 use sessile_model::{
-    Repeat,
+    ReduceScatter, Repeat,
     config::{GraphScope, Mode, ModuleKind, Overlap, ScheduleOrder},
 };
 use sessile_plan::{DType, StepCut};
@@ -41,15 +41,6 @@ pub(crate) fn depth_or_auto(text: &str) -> Result<Depth, String> {
     }
 }
 
-/// The device.
-pub(crate) fn device(text: &str) -> Result<String, String> {
-    match text {
-        "host" => Ok(text.to_owned()),
-        "cuda" => Err("cuda is not built into this version: use host".to_owned()),
-        _ => Err("no such device: use host, the only one built into this version".to_owned()),
-    }
-}
-
 /// One of a few words, each with its meaning.
 pub(crate) fn word<T: Clone + Send + Sync + 'static>(
     words: &'static [(&'static str, T)],
@@ -77,4 +68,10 @@ pub(crate) const ORDERS: &[(&str, ScheduleOrder)] = &[
     ("readers-early", ScheduleOrder::ReadersEarly),
 ];
 pub(crate) const CUTS: &[(&str, StepCut)] = &[("barrier", StepCut::Barrier), ("wrap", StepCut::Wrap)];
+pub(crate) const KINDS: &[(&str, ReduceScatter)] = &[
+    ("ring", ReduceScatter::Ring),
+    ("symmetric", ReduceScatter::Symmetric),
+    ("fp32_a2a", ReduceScatter::Fp32A2a),
+    ("one_shot", ReduceScatter::OneShot),
+];
 pub(crate) const WIRE_DTYPES: &[(&str, DType)] = &[("bf16", DType::Bf16), ("f32", DType::F32)];

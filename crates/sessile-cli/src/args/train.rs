@@ -9,7 +9,10 @@ use sessile_model::{
 };
 use sessile_plan::{DType, StepCut, Strategy};
 
-use super::{Common, GroupDepths, parse};
+use super::{Common, GroupDepths, Place, parse};
+
+/// Ranks of a job on the host.
+pub(crate) const HOST_RANKS: u32 = 4;
 
 /// Options of `sessile train`.
 #[derive(Args, Debug)]
@@ -31,15 +34,14 @@ pub(crate) struct TrainArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Job")]
 pub(crate) struct Job {
-    /// Device to run on; this version has host
-    #[arg(long, value_name = "NAME", default_value = "host", value_parser = parse::device)]
-    pub(crate) device: String,
-    /// Ranks of the job
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = parse::whole::<u32>)]
-    ranks: u32,
-    /// Ranks that share a weight; --ranks is a multiple of it
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = parse::whole::<u32>)]
-    gtp: u32,
+    #[command(flatten)]
+    pub(crate) place: Place,
+    /// Ranks of the job [default: 4 on the host; on GPUs as many as were started]
+    #[arg(long, value_name = "N", value_parser = parse::whole::<u32>)]
+    pub(crate) ranks: Option<u32>,
+    /// Ranks that share a weight; --ranks is a multiple of it [default: 2, or 1 of one rank]
+    #[arg(long, value_name = "N", value_parser = parse::whole::<u32>)]
+    gtp: Option<u32>,
     /// Ranks that share a weight of an expert; --ranks is a multiple of it [default: as --gtp]
     #[arg(long, value_name = "N", value_parser = parse::whole::<u32>)]
     egtp: Option<u32>,
@@ -57,7 +59,7 @@ pub(crate) struct Job {
     seed: u64,
     /// Run the device on one thread in the legal order of this seed [default: worker threads]
     #[arg(long, value_name = "N", value_parser = parse::whole::<u64>)]
-    schedule_seed: Option<u64>,
+    pub(crate) schedule_seed: Option<u64>,
     /// Which kind of order the seed draws
     #[arg(long, value_name = "ORDER", requires = "schedule_seed", default_value = "random", value_parser = parse::word(parse::ORDERS))]
     schedule_order: ScheduleOrder,
@@ -168,15 +170,16 @@ pub(crate) struct Files {
 }
 
 impl TrainArgs {
-    /// The configuration, not yet checked.
-    pub(crate) fn config(&self) -> TrainConfig {
+    /// The configuration for a job of so many ranks unless options say otherwise, not yet checked.
+    pub(crate) fn config(&self, ranks: u32) -> TrainConfig {
         let TrainArgs { job, model, graphs, .. } = self;
+        let ranks = job.ranks.unwrap_or(ranks);
         let mut graph_modules = graphs.graph_modules.clone();
         graph_modules.sort();
         graph_modules.dedup();
         TrainConfig {
-            ranks: job.ranks,
-            gtp: job.gtp,
+            ranks,
+            gtp: job.gtp.unwrap_or(ranks.clamp(1, 2)),
             egtp: job.egtp,
             layers: model.layers,
             hidden: model.hidden,
@@ -227,18 +230,19 @@ mod tests {
 
     #[test]
     fn the_defaults_of_the_command_line_are_those_of_the_model() {
-        assert_eq!(Alone::parse_from(["train"]).args.config(), TrainConfig::default());
+        assert_eq!(Alone::parse_from(["train"]).args.config(HOST_RANKS), TrainConfig::default());
     }
 
     #[test]
     fn ffn_follows_hidden() {
-        let config = Alone::parse_from(["train", "--hidden", "40"]).args.config();
+        let config = Alone::parse_from(["train", "--hidden", "40"]).args.config(HOST_RANKS);
         assert_eq!(config.ffn, 160);
     }
 
     #[test]
     fn modules_are_a_set() {
-        let config = Alone::parse_from(["train", "--graph-modules", "mlp,attention,mlp"]).args.config();
+        let config =
+            Alone::parse_from(["train", "--graph-modules", "mlp,attention,mlp"]).args.config(HOST_RANKS);
         assert_eq!(config.graph_modules, [ModuleKind::Attention, ModuleKind::Mlp]);
     }
 }

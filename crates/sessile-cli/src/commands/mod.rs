@@ -3,9 +3,12 @@
 mod bench;
 mod check;
 mod compare;
+mod doctor;
 mod explain;
 mod findings;
+mod launch;
 mod packing;
+mod place;
 mod plan;
 mod report;
 mod self_test;
@@ -28,10 +31,11 @@ pub(crate) fn run(program: Program) -> Result<Verdict, Failure> {
         Command::Train(args) => train::run(&args),
         Command::Plan(args) if packing::is_packing(&args) => packing::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Check(args) if args.self_test => self_test::run(&args),
         Command::Check(args) => check::run(&args),
-        Command::Bench(args) => bench::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Simulate(args) => simulate::run(&args),
     }

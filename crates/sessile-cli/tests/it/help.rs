@@ -5,7 +5,18 @@ use crate::sandbox::Sandbox;
 #[test]
 fn help_of_the_program_and_each_command() {
     let sandbox = Sandbox::new();
-    for command in ["", "train", "plan", "compare", "check", "simulate", "report", "bench reduce-scatter"] {
+    for command in [
+        "",
+        "train",
+        "plan",
+        "compare",
+        "check",
+        "simulate",
+        "report",
+        "doctor",
+        "bench graphs",
+        "bench reduce-scatter",
+    ] {
         let text = sandbox.run(&format!("{command} --help")).good();
         let name = if command.is_empty() { "program" } else { command };
         insta::assert_snapshot!(format!("help_{}", name.replace([' ', '-'], "_")), text);

@@ -24,6 +24,13 @@ fn documents_of_plan_compare_and_check() {
     validate(&sandbox.read("plan.json"), "plan-report.schema.json");
     sandbox.run("compare trace.json trace.json --json compare.json").good();
     validate(&sandbox.read("compare.json"), "compare.schema.json");
+    let stack = "bench graphs --layers 3 --hidden 24 --tokens 8 --steps 2 --rounds 2";
+    sandbox
+        .run(&format!("{stack} --reduce-scatter ring,symmetric,fp32_a2a,one_shot --json bench.json"))
+        .good();
+    validate(&sandbox.read("bench.json"), "bench-graphs.schema.json");
+    sandbox.run("doctor --json doctor.json").good();
+    validate(&sandbox.read("doctor.json"), "doctor.schema.json");
     sandbox.run("check trace.json --json check.json").good();
     validate(&sandbox.read("check.json"), "check.schema.json");
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use sessile_gtp::{Gtp, Pass};
 use sessile_hal::Device;
-use sessile_runtime::RuntimeError;
+use sessile_runtime::{Footprint, RuntimeError};
 
 use super::{Execution, Trainer};
 use crate::{
@@ -30,6 +30,14 @@ impl<D: Device> Trainer<'_, D> {
     pub fn seal_and_capture(&mut self) -> Result<(), RuntimeError> {
         self.seal()?;
         self.capture_all()
+    }
+
+    /// What the seal will allocate on this rank.
+    ///
+    /// # Errors
+    /// Those of [`Runtime::footprint`](sessile_runtime::Runtime::footprint).
+    pub fn footprint(&self) -> Result<Footprint, RuntimeError> {
+        self.gtp.runtime_ref().footprint(&self.config.plan_options())
     }
 
     /// Seals what was discovered. Collective.

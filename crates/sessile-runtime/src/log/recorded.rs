@@ -12,8 +12,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sessile_hal::{
-    Access, Collective, Comm, Device, DeviceError, EventScope, Graph, GraphNode, Kernel, Limits, Memory,
-    NodeKind, Note, NotedView, Op, Span, Stream, Ticket, Transfer, View,
+    Access, Collective, Comm, Device, DeviceError, EventScope, Graph, GraphKernel, GraphNode, Kernel, Limits,
+    Memory, NodeKind, Note, NotedView, Op, Span, Stream, Ticket, Transfer, View,
 };
 use sessile_plan::Domain;
 
@@ -84,6 +84,10 @@ impl<G> RecordedGraph<G> {
 impl<G: Graph> Graph for RecordedGraph<G> {
     fn nodes(&self) -> Vec<GraphNode> {
         self.inner.nodes()
+    }
+
+    fn kernels(&self) -> &[GraphKernel] {
+        self.inner.kernels()
     }
 }
 
@@ -212,6 +216,14 @@ impl<D: Device> Device for Recorded<D> {
 
     fn world_size(&self) -> u32 {
         self.device.world_size()
+    }
+
+    fn allocated_bytes(&self, bytes: u64, domain: &Domain) -> u64 {
+        self.device.allocated_bytes(bytes, domain)
+    }
+
+    fn free_bytes(&self) -> Result<Option<u64>, DeviceError> {
+        self.device.free_bytes()
     }
 
     fn limits(&self) -> Limits {

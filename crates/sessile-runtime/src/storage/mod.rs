@@ -9,6 +9,7 @@
 //! from eager pools in every phase.
 
 mod cursor;
+mod footprint;
 mod replay;
 mod scope;
 mod seal;
@@ -19,6 +20,7 @@ use sessile_hal::{Comm, Device, DeviceError, EventScope, Memory, NotedView, View
 use sessile_plan::{Domain, Fence, Plan, PointKind, RequestId, RequestSpec, Role, Trace};
 
 pub use cursor::{Cursor, Place};
+pub use footprint::Footprint;
 pub use replay::Order;
 use scope::Scope;
 pub use scope::{HasRuntime, Marker, Slot, capture, discover};
@@ -27,6 +29,12 @@ use crate::{RuntimeError, discovery::Discovery, pool::EagerPool};
 
 /// A sealed runner: its stream, its events, and once captured its graph.
 struct SealedRunner<D: Device> {
+    /// The planned view of each request.
+    views: Vec<View<D::Memory>>,
+    /// The fences that each request waits for.
+    waits: Vec<Vec<Fence>>,
+    /// Other runners whose end a launch waits for, with [`Fencing::Borders`].
+    borders: Vec<usize>,
     stream: D::Stream,
     /// Recorded on the main stream before each launch.
     start: D::Event,
@@ -58,6 +66,16 @@ enum Phase<D: Device> {
     Sealed(Box<Sealed<D>>),
 }
 
+/// Where a launch waits for the fences of its requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fencing {
+    /// Inside the graph, just before the first write: what comes before it does not wait.
+    #[default]
+    Inside,
+    /// Before the graph starts, for the end of the graphs that released the bytes. For comparison.
+    Borders,
+}
+
 /// Counters of one rank's runtime.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -83,6 +101,7 @@ pub struct Runtime<D: Device> {
     /// Seals so far; tells views of one plan from those of the next.
     seals: u64,
     omitted: BTreeSet<Fence>,
+    fencing: Fencing,
     /// Discovery and capture passes begun so far.
     passes: u64,
 }
@@ -106,6 +125,7 @@ impl<D: Device> Runtime<D> {
             counters: Counters::default(),
             seals: 0,
             omitted: BTreeSet::new(),
+            fencing: Fencing::Inside,
             passes: 0,
         })
     }
@@ -170,6 +190,22 @@ impl<D: Device> Runtime<D> {
         self.pool.bytes()
     }
 
+    /// Chooses where launches wait, before the seal.
+    ///
+    /// # Errors
+    /// [`RuntimeError::WrongPhase`] after it.
+    pub fn set_fencing(&mut self, fencing: Fencing) -> Result<(), RuntimeError> {
+        if self.sealed().is_some() {
+            return Err(RuntimeError::WrongPhase {
+                call: "set_fencing",
+                phase: "a plan is sealed",
+                remedy: "choose before the seal",
+            });
+        }
+        self.fencing = fencing;
+        Ok(())
+    }
+
     /// Leaves fences out of later captures. Exists to prove that each one is necessary.
     #[doc(hidden)]
     pub fn omit_fences(&mut self, fences: impl IntoIterator<Item = Fence>) {
@@ -224,7 +260,8 @@ impl<D: Device> Sealed<D> {
         });
         own.chain(left)
             .map(|id| {
-                let (view, spec) = (self.view(id)?, self.spec(id));
+                let spec = self.spec(id);
+                let view = self.view(id, spec)?;
                 let unsharded =
                     spec.unsharded_shape.iter().try_fold(spec.dtype.size(), |all, &n| all.checked_mul(n));
                 // A reduce-scatter reads the whole matrix; the rows below it are padding.
@@ -237,15 +274,29 @@ impl<D: Device> Sealed<D> {
             .collect()
     }
 
+    /// Other runners that release what this one's fences wait for.
+    fn borders(&self, at: usize) -> Vec<usize> {
+        let released: BTreeSet<RequestId> =
+            self.runners[at].waits.iter().flatten().map(|fence| fence.release).collect();
+        let releases = |point: &PointKind| matches!(point, PointKind::Release(id) if released.contains(id));
+        let owns = |runner: &sessile_plan::Runner| {
+            runner.requests.iter().any(|request| released.contains(&request.id))
+        };
+        let others = self.trace.runners.iter().enumerate().filter(|(other, _)| *other != at);
+        others
+            .filter(|(_, runner)| owns(runner) || runner.points.iter().any(|point| releases(&point.kind)))
+            .map(|(other, _)| other)
+            .collect()
+    }
+
     fn spec(&self, id: RequestId) -> &RequestSpec {
         let request = self.trace.requests().find(|(_, request)| request.id == id);
         &request.expect("planned requests are in the trace").1.spec
     }
 
     /// The bytes the plan gave to a request.
-    fn view(&self, id: RequestId) -> Result<View<D::Memory>, DeviceError> {
+    fn view(&self, id: RequestId, spec: &RequestSpec) -> Result<View<D::Memory>, DeviceError> {
         let planned = self.plan.view(id).expect("a sealed plan has a view for every request of its trace");
-        let spec = self.spec(id);
         let bytes = spec.bytes().expect("checked traces do not overflow");
         View::new(&self.arenas[planned.arena as usize], planned.offset, bytes / spec.dtype.size(), spec.dtype)
     }

@@ -3,7 +3,7 @@
 use sessile_hal::Device;
 use sessile_plan::{LaunchOrder, StepCut};
 
-use super::{Runtime, Sealed, cursor::Place};
+use super::{Fencing, Runtime, Sealed, cursor::Place};
 use crate::RuntimeError;
 
 /// Whether a launch was the next one of the sealed order.
@@ -66,14 +66,26 @@ impl<D: Device> Runtime<D> {
 
         let main = self.main.clone();
         let device = self.device.clone();
+        let borders = self.fencing == Fencing::Borders;
         let sealed = self.sealed_mut("replay")?;
         let overlapped = sealed.plan.launch_order == LaunchOrder::Overlapped;
+        if borders {
+            let this = &sealed.runners[at];
+            for other in
+                this.borders.iter().map(|other| &sealed.runners[*other]).filter(|other| other.in_flight)
+            {
+                device.wait(&this.stream, &other.end)?;
+            }
+        }
         let this = &mut sealed.runners[at];
         let graph = this.graph.as_ref().expect("checked above");
         device.record(&main, &this.start)?;
         device.wait(&this.stream, &this.start)?;
         device.launch(graph, &this.stream)?;
         this.in_flight = true;
+        if borders {
+            device.record(&this.stream, &this.end)?;
+        }
         if overlapped && this.completes {
             device.wait(&main, &this.completion)?;
         } else {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use sessile_hal::{Device, EventScope, Note};
 use sessile_plan::{Domain, Fence, Plan, PlanOptions, PointKind, RequestId, Trace, check_trace, plan};
 
-use super::{Cursor, Phase, Runtime, Scope, Sealed, SealedRunner, external, window_group};
+use super::{Cursor, Fencing, Phase, Runtime, Scope, Sealed, SealedRunner, external, window_group};
 use crate::{RuntimeError, agree, discovery::Discovery};
 
 impl<D: Device> Runtime<D> {
@@ -30,7 +30,7 @@ impl<D: Device> Runtime<D> {
         agree::same_options(&self.world, options)?;
 
         // Allocation is local and may fail on one rank alone; registration is collective. So agree in between.
-        let allocated = self.allocate(&plan);
+        let allocated = self.fits(&plan).and_then(|()| self.allocate(&plan));
         let arenas = agree::share(&self.world, allocated)?;
         let registered = self.register(&plan, &arenas);
         agree::share(&self.world, registered)?;
@@ -136,7 +136,7 @@ impl<D: Device> Runtime<D> {
         }
     }
 
-    fn prepare(&self, name: &str, options: &PlanOptions) -> Result<(Trace, Plan), RuntimeError> {
+    pub(super) fn prepare(&self, name: &str, options: &PlanOptions) -> Result<(Trace, Plan), RuntimeError> {
         self.idle("seal")?;
         if self.sealed().is_some() {
             return Err(RuntimeError::WrongPhase {
@@ -205,16 +205,28 @@ impl<D: Device> Runtime<D> {
         let by_name =
             trace.runners.iter().enumerate().map(|(at, runner)| (runner.name.clone(), at)).collect();
         let mut fence_events: BTreeMap<RequestId, D::Event> = BTreeMap::new();
-        for Fence { release, .. } in &plan.fences {
+        let inside = plan.fences.iter().filter(|_| self.fencing == Fencing::Inside);
+        for Fence { release, .. } in inside {
             if !fence_events.contains_key(release) {
                 fence_events.insert(*release, external(&self.device)?);
             }
+        }
+        let mut waits: BTreeMap<RequestId, Vec<Fence>> = BTreeMap::new();
+        for fence in &plan.fences {
+            waits.entry(fence.acquire).or_default().push(*fence);
         }
         let runners = trace
             .runners
             .iter()
             .map(|runner| {
                 Ok(SealedRunner {
+                    waits: runner
+                        .requests
+                        .iter()
+                        .map(|request| waits.remove(&request.id).unwrap_or_default())
+                        .collect(),
+                    views: Vec::new(),
+                    borders: Vec::new(),
                     stream: self.device.stream(&runner.name)?,
                     start: self.device.event(EventScope::Internal)?,
                     completion: external(&self.device)?,
@@ -226,6 +238,17 @@ impl<D: Device> Runtime<D> {
                 })
             })
             .collect::<Result<Vec<_>, RuntimeError>>()?;
-        Ok(Sealed { trace, plan, arenas, by_name, fence_events, runners, cursor: Cursor::default() })
+        let mut sealed =
+            Sealed { trace, plan, arenas, by_name, fence_events, runners, cursor: Cursor::default() };
+        for at in 0..sealed.runners.len() {
+            let requests = &sealed.trace.runners[at].requests;
+            let views = requests
+                .iter()
+                .map(|request| sealed.view(request.id, &request.spec))
+                .collect::<Result<_, _>>()?;
+            sealed.runners[at].views = views;
+            sealed.runners[at].borders = sealed.borders(at);
+        }
+        Ok(sealed)
     }
 }

@@ -8,8 +8,8 @@ use sessile_runtime::check::{Overlap, Report, check, overlap};
 use crate::{
     failure::Failure,
     run::{
-        ArenaBytes, Checked, Execution, Generations, Memory, Options, OverlapPairs, Run, SCHEMA, Step,
-        VERSION, domains, roles,
+        ArenaBytes, Checked, Cuda, CudaGraphs, Execution, Generations, Memory, Options, OverlapPairs, Run,
+        SCHEMA, Step, VERSION, domains, roles,
     },
 };
 
@@ -32,12 +32,22 @@ impl Examined {
             Mode::Eager | Mode::Graphs => self.run.equal_bits != Some(false),
         };
         let violations = self.run.checker.as_ref().map_or(0, |checker| checker.violations);
-        equal && self.run.grad_ready.equal() != Some(false) && violations == 0 && self.faults.is_empty()
+        let graphs = self.run.cuda.as_ref().and_then(|cuda| cuda.graphs.as_ref());
+        let kept = graphs.is_none_or(|graphs| graphs.addresses_kept);
+        equal
+            && kept
+            && self.run.grad_ready.equal() != Some(false)
+            && violations == 0
+            && self.faults.is_empty()
     }
 }
 
 /// Examines a run.
-pub(super) fn examine(outcome: &TrainOutcome, config: Options) -> Result<Examined, Failure> {
+pub(super) fn examine(
+    outcome: &TrainOutcome,
+    config: Options,
+    cuda: Option<Cuda>,
+) -> Result<Examined, Failure> {
     let steps: Vec<Step> = outcome.steps.iter().map(step).collect();
     let compared: Vec<bool> = outcome.steps.iter().filter_map(sessile_model::Step::equal).collect();
     let equal_bits = (!compared.is_empty()).then(|| compared.iter().all(|&equal| equal));
@@ -57,6 +67,7 @@ pub(super) fn examine(outcome: &TrainOutcome, config: Options) -> Result<Examine
         order_deviations: None,
         overlap: None,
         checker: None,
+        cuda,
         trace: None,
         plan: None,
     };
@@ -74,14 +85,30 @@ pub(super) fn examine(outcome: &TrainOutcome, config: Options) -> Result<Examine
 /// What only graphs have.
 fn fill(run: &mut Run, graphs: &GraphsOutcome, report: &Report) -> Result<(), Failure> {
     let spans: Vec<_> = graphs.spans.iter().map(Vec::as_slice).collect();
-    let Overlap { cross_runner_pairs, sharing_arena } = overlap(&graphs.log, &spans);
+    // Where no spans are taken there is nothing to count.
+    let timed = spans.iter().any(|spans| !spans.is_empty());
+    let pairs = timed.then(|| overlap(&graphs.log, &spans));
     run.memory = Some(memory(graphs));
     run.domains = Some(domains(&graphs.plan));
     run.roles = Some(roles(&graphs.trace));
+    if let Some(cuda) = &mut run.cuda {
+        cuda.graphs = Some(CudaGraphs {
+            planned_bytes: graphs.footprint.planned,
+            allocated_bytes: graphs.footprint.allocated,
+            registered_bytes: graphs.footprint.registered,
+            free_before_bytes: graphs.footprint.free,
+            free_bytes: graphs.free,
+            addresses_kept: graphs.addresses_kept,
+            collective_kernels: graphs.kernels.clone(),
+        });
+    }
     run.fences = Some(graphs.plan.fences.len() as u64);
     run.replays = Some(graphs.replays);
     run.order_deviations = Some(graphs.order_deviations);
-    run.overlap = Some(OverlapPairs { cross_runner_pairs, sharing_arena });
+    run.overlap = pairs.map(|Overlap { cross_runner_pairs, sharing_arena }| OverlapPairs {
+        cross_runner_pairs,
+        sharing_arena,
+    });
     let violations = report.violations.len() as u64 + report.unlisted;
     run.checker = Some(Checked { operations: report.operations, violations });
     run.trace = Some(raw(write_trace(&graphs.trace))?);

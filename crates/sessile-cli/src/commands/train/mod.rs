@@ -1,5 +1,6 @@
 //! `sessile train`.
 
+mod cuda;
 mod examine;
 mod print;
 mod size;
@@ -7,40 +8,72 @@ mod size;
 use sessile_model::{Executing, TrainConfig, TrainError, TrainEvent, TrainOutcome, config::Mode, train};
 use sessile_plan::write_trace;
 use sessile_runtime::{
+    Footprint,
     log::write_log,
     timeline::{Ticks, write_timeline},
 };
 
 use self::examine::Examined;
-use super::json;
+use super::{json, launch, place::Part};
 use crate::{
-    args::TrainArgs,
+    args::{DeviceName, HOST_RANKS, TrainArgs},
     failure::{Failure, Verdict},
     input,
     output::{self, Output},
-    run::Options,
+    run::{Cuda, Options},
     text,
     ui::{Progress, count},
 };
 
 /// Trains, examines what the run left, writes the files that were asked for and prints the tables.
 pub(super) fn run(args: &TrainArgs) -> Result<Verdict, Failure> {
-    let config = args.config();
+    if args.job.place.device == DeviceName::Cuda && args.job.schedule_seed.is_some() {
+        return Err(Failure::Input(
+            "--schedule-seed draws the order of the host device: a GPU has its own; leave it out, or use --device host"
+                .to_owned(),
+        ));
+    }
+    let part = Part::find(&args.job.place)?;
+    let config = args.config(part.ranks(args.job.ranks, HOST_RANKS)?);
     config.check().map_err(|error| Failure::Input(error.to_string()))?;
     only_with_graphs(args, &config)?;
     let data = match &args.files.data {
         Some(path) => input::data(path, config.longest(), config.window() + 1)?,
         None => text::built_in(config.longest(), config.window() + 1)?,
     };
+    match part {
+        Part::Host => {
+            size::check(&config)?;
+            report(args, &config, |observe| Ok((train(&config, &data, observe).map_err(failure)?, None)))
+        }
+        // Only once all options are known to be good: each rank would say the same.
+        Part::Launch(ranks) => {
+            Files::prepare(args)?;
+            launch::launch(ranks)
+        }
+        Part::Rank(job) if job.rank == 0 => report(args, &config, |observe| {
+            cuda::run(args, &job, &config, &data, observe).map(|(outcome, about)| (outcome, Some(about)))
+        }),
+        Part::Rank(job) => {
+            let (outcome, _) = cuda::run(args, &job, &config, &data, &|_| {})?;
+            let equal = outcome.steps.iter().all(|step| step.equal() != Some(false));
+            Ok(Verdict::from_good(equal && outcome.grad_ready.equal() != Some(false)))
+        }
+    }
+}
+
+/// Runs, and tells of it: progress, files, tables.
+fn report(
+    args: &TrainArgs,
+    config: &TrainConfig,
+    run: impl FnOnce(&(dyn Fn(&TrainEvent) + Sync)) -> Result<(TrainOutcome, Option<Cuda>), Failure>,
+) -> Result<Verdict, Failure> {
     let files = Files::prepare(args)?;
-    size::check(&config)?;
-
     let progress = Progress::new(args.common.quiet, config.steps.into());
-    let outcome = train(&config, &data, &|event: &TrainEvent| observe(&progress, event));
+    let outcome = run(&|event: &TrainEvent| observe(&progress, event));
     progress.end();
-    let outcome = outcome.map_err(failure)?;
-
-    let examined = examine::examine(&outcome, options(args, outcome.config.clone()))?;
+    let (outcome, about) = outcome?;
+    let examined = examine::examine(&outcome, options(args, outcome.config.clone()), about)?;
     files.write(&outcome, &examined)?;
     print::print(&examined, args.common.quiet)?;
     Ok(Verdict::from_good(examined.good()))
@@ -63,6 +96,15 @@ fn observe(progress: &Progress, event: &TrainEvent) {
     };
     match event {
         TrainEvent::Begin(executing) => progress.phase(name(executing)),
+        TrainEvent::Planned(Footprint { planned, allocated, registered, free }) => {
+            let free = free.map_or_else(String::new, |free| format!(", {} free", count(free)));
+            progress.message(format!(
+                "arenas: {} bytes planned, {} to allocate, {} of them registered{free}",
+                count(*planned),
+                count(*allocated),
+                count(*registered)
+            ));
+        }
         TrainEvent::Captured { runners, arena_bytes } => {
             progress.message(format!("{runners} runners captured, arenas of {} bytes", count(*arena_bytes)));
         }
@@ -90,7 +132,7 @@ fn only_with_graphs(args: &TrainArgs, config: &TrainConfig) -> Result<(), Failur
 fn options(args: &TrainArgs, train: TrainConfig) -> Options {
     let files = &args.files;
     Options {
-        device: args.job.device.clone(),
+        device: args.job.place.device.name().to_owned(),
         train,
         data: files.data.clone(),
         json: args.common.json.clone(),

@@ -24,17 +24,28 @@ pub(super) fn check(config: &TrainConfig) -> Result<(), Failure> {
     available_bytes().map_or(Ok(()), |available| fits(config, available.into()))
 }
 
+/// The same for one rank's GPU; its share of what the host would hold for all.
+pub(super) fn check_gpu(config: &TrainConfig, free: u64) -> Result<(), Failure> {
+    let [state, buffers, activations, _] = needs(config);
+    let needs = [state, buffers, activations]
+        .map(|(what, bytes, lower)| (what, bytes / u128::from(config.ranks), lower));
+    enough(&needs, free.into(), "the GPU")
+}
+
 fn fits(config: &TrainConfig, available: u128) -> Result<(), Failure> {
-    let needs = needs(config);
+    enough(&needs(config), available, "this machine")
+}
+
+fn enough(needs: &[Need], available: u128, whose: &str) -> Result<(), Failure> {
     let total: u128 = needs.iter().map(|(_, bytes, _)| bytes).sum();
-    let largest = needs.into_iter().max_by_key(|(_, bytes, _)| *bytes);
+    let largest = needs.iter().max_by_key(|(_, bytes, _)| *bytes);
     let Some((what, most, lower)) = largest.filter(|_| total > available) else { return Ok(()) };
     let gib = |bytes: u128| bytes.div_ceil(1 << 30);
     Err(Failure::Input(format!(
-        "the run needs about {} GiB and this machine has {} GiB free: {what} alone need {} GiB; lower {lower}",
+        "the run needs about {} GiB and {whose} has {} GiB free: {what} alone need {} GiB; lower {lower}",
         gib(total),
         available >> 30,
-        gib(most)
+        gib(*most)
     )))
 }
 

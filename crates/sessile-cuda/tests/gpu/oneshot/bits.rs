@@ -3,7 +3,7 @@
 use half::bf16;
 use sessile_conformance::{buffer, bytes, read};
 use sessile_cuda::Way;
-use sessile_hal::{Collective, Device, Transfer};
+use sessile_hal::{Collective, Device, Graph, Transfer};
 use sessile_plan::DType;
 
 use super::{SUM, Vista, WAYS, everyone, going, window};

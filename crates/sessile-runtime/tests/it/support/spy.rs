@@ -83,6 +83,14 @@ impl Device for Spy {
         self.device.world_size()
     }
 
+    fn allocated_bytes(&self, bytes: u64, domain: &Domain) -> u64 {
+        self.device.allocated_bytes(bytes, domain)
+    }
+
+    fn free_bytes(&self) -> Result<Option<u64>, DeviceError> {
+        self.device.free_bytes()
+    }
+
     fn limits(&self) -> Limits {
         self.device.limits()
     }

@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use sessile_cuda::{
     CudaComm, CudaDevice, CudaGraph, CudaMemory, CudaStream, DeviceOptions, OneShotOptions, Way, job::Job,
 };
-use sessile_hal::{Beta, Collective, Comm, Device, DeviceError, Gemm, Kernel, Memory, Op, Transpose, View};
+use sessile_hal::{
+    Beta, Collective, Comm, Device, DeviceError, Gemm, Graph, Kernel, Memory, Op, Transpose, View,
+};
 use sessile_plan::{DType, Domain};
 
 /// Calls in a graph.

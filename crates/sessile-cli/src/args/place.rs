@@ -1,0 +1,44 @@
+//! Where a job runs.
+
+use clap::Args;
+
+use super::parse;
+
+/// Where ranks run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DeviceName {
+    /// Threads of this process.
+    Host,
+    /// One NVIDIA GPU for each.
+    Cuda,
+}
+
+impl DeviceName {
+    /// Its name on the command line and in files.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            DeviceName::Host => "host",
+            DeviceName::Cuda => "cuda",
+        }
+    }
+}
+
+const DEVICES: &[(&str, DeviceName)] =
+    &[(DeviceName::Host.name(), DeviceName::Host), (DeviceName::Cuda.name(), DeviceName::Cuda)];
+
+/// Options that say where ranks run.
+#[derive(Args, Debug)]
+pub(crate) struct Place {
+    /// Device to run on
+    #[arg(long, value_name = "NAME", default_value = "host", value_parser = parse::word(DEVICES))]
+    pub(crate) device: DeviceName,
+    /// Start N ranks on this machine, one for each GPU; else the environment tells (torchrun, srun, mpirun)
+    #[arg(long, value_name = "N", value_parser = parse::whole::<u32>)]
+    pub(crate) launch: Option<u32>,
+    /// Longest wait for other ranks, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = parse::whole::<u32>)]
+    pub(crate) timeout: u32,
+    /// Take NCCL's plain kernel where it gives no symmetric one
+    #[arg(long)]
+    pub(crate) allow_plain: bool,
+}

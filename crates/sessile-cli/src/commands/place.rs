@@ -1,0 +1,106 @@
+//! Which part of a job this process is.
+
+use std::time::Duration;
+
+use sessile_cuda::{CudaDevice, DeviceOptions, gpus, job::Job, library::ready};
+use sessile_hal::DeviceError;
+
+use super::launch;
+use crate::{
+    args::{DeviceName, Place},
+    failure::Failure,
+};
+
+/// What this process has to do.
+pub(super) enum Part {
+    /// Run all ranks as threads, on the host device.
+    Host,
+    /// Start the ranks, each with a GPU, and wait for them.
+    Launch(u32),
+    /// Be this rank, with a GPU.
+    Rank(Job),
+}
+
+impl Part {
+    /// Finds the part from options and environment.
+    ///
+    /// # Errors
+    /// Options that do not go together, fewer GPUs than ranks, an environment that is not whole.
+    pub(super) fn find(place: &Place) -> Result<Part, Failure> {
+        match place.device {
+            DeviceName::Host if place.launch.is_some() => Err(Failure::Input(
+                "--launch starts processes for GPUs: add --device cuda, or use --ranks, whose ranks are threads"
+                    .to_owned(),
+            )),
+            DeviceName::Host => Ok(Part::Host),
+            DeviceName::Cuda => Part::on_gpus(place),
+        }
+    }
+
+    fn on_gpus(place: &Place) -> Result<Part, Failure> {
+        let started = launch::is_rank()?;
+        if let (Some(ranks), false) = (place.launch, started) {
+            let visible = gpus().map_err(opening)?.len();
+            if ranks == 0 || ranks as usize > visible {
+                return Err(Failure::Input(format!(
+                    "--launch {ranks}: {visible} GPUs are visible (`nvidia-smi`, CUDA_VISIBLE_DEVICES) and each rank \
+                     needs one; use 1 to {visible}"
+                )));
+            }
+            ready(ranks).map_err(opening)?;
+            return Ok(Part::Launch(ranks));
+        }
+        let job = Job::from_env().map_err(|error| Failure::Input(error.to_string()))?;
+        ready(job.world).map_err(opening)?;
+        Ok(Part::Rank(job))
+    }
+
+    /// Ranks of the job: what `--ranks` says, which on GPUs can only repeat what was started.
+    ///
+    /// # Errors
+    /// That it says something else.
+    pub(super) fn ranks(&self, asked: Option<u32>, host: u32) -> Result<u32, Failure> {
+        let ranks = match self {
+            Part::Host => return Ok(asked.unwrap_or(host)),
+            Part::Launch(ranks) => *ranks,
+            Part::Rank(job) => job.world,
+        };
+        match asked {
+            Some(asked) if asked != ranks => Err(Failure::Input(format!(
+                "--ranks {asked}: the job has {ranks}; leave --ranks out, or start as many (--launch, torchrun)"
+            ))),
+            _ => Ok(ranks),
+        }
+    }
+}
+
+/// Opens the GPU of a rank.
+///
+/// # Errors
+/// That there is none, or that the ranks could not meet.
+pub(super) fn open(place: &Place, job: &Job, spans: bool) -> Result<CudaDevice, Failure> {
+    let options = DeviceOptions {
+        deadline: Duration::from_secs(place.timeout.into()),
+        spans,
+        allow_plain: place.allow_plain,
+        ..DeviceOptions::default()
+    };
+    CudaDevice::open(job, options).map_err(opening)
+}
+
+/// Whose fault an error of opening a GPU is.
+fn opening(error: DeviceError) -> Failure {
+    match error {
+        DeviceError::LibraryMissing { .. } | DeviceError::TooOld { .. } | DeviceError::NoGpu { .. } => {
+            Failure::Input(format!(
+                "--device cuda: {error}; `sessile doctor` tells more, --device host needs no GPU"
+            ))
+        }
+        other => running(other),
+    }
+}
+
+/// An error of a device as the run's.
+pub(super) fn running(error: DeviceError) -> Failure {
+    Failure::Run(error.to_string())
+}

@@ -1,0 +1,211 @@
+//! What graphs and overlap are worth: the backward of a stack of linear layers with sharded weights, executed in several
+//! ways from the same inputs.
+//!
+//! | variant | execution | reduce-scatters |
+//! |---|---|---|
+//! | `eager` | op by op | run beside compute |
+//! | `serial` | a graph a layer | each ends before the next graph starts |
+//! | `depth_1` | a graph a layer | planned at depth 1, which makes launches serial |
+//! | `depth_2` | a graph a layer | run on into the next graphs |
+//! | `depth_2_borders` | a graph a layer | as `depth_2`, and a graph waits for its fences before it starts |
+//! | `no_reduce` | as `serial` | none: gradients stay where they are written |
+//! | `compute` | as `serial` | none, and weights are whole: no collective at all |
+//!
+//! `no_reduce` and `compute` compute no sharded gradient; they are what the others are measured against.
+
+mod costs;
+mod stack;
+
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use sessile_gtp::ReduceScatter;
+use sessile_hal::Device;
+use sessile_plan::{DType, LaunchOrder, PlanOptions};
+use sessile_runtime::{Fencing, RuntimeError};
+
+pub use self::costs::{HostCosts, host_costs};
+use self::stack::Stack;
+
+/// Sizes of the stack.
+#[derive(Clone, Debug)]
+pub struct StackConfig {
+    /// Layers.
+    pub layers: u32,
+    /// Rows and columns of each weight.
+    pub hidden: u64,
+    /// Tokens of each rank.
+    pub tokens: u64,
+    /// Dtype of gradients on the wire.
+    pub wgrad_dtype: DType,
+    /// Steps of a round, between two waits of the host.
+    pub steps: u32,
+    /// Rounds that are timed, after one that is not.
+    pub rounds: u32,
+}
+
+/// A way to execute the stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Variant {
+    /// Op by op.
+    Eager,
+    /// Graphs, one after the other.
+    Serial,
+    /// Graphs planned at depth 1.
+    #[serde(rename = "depth_1")]
+    Depth1,
+    /// Graphs whose reduce-scatters run on.
+    #[serde(rename = "depth_2")]
+    Depth2,
+    /// The same, with fences at the borders of graphs.
+    #[serde(rename = "depth_2_borders")]
+    Depth2Borders,
+    /// Graphs without reduce-scatters.
+    NoReduce,
+    /// Graphs without collectives.
+    Compute,
+}
+
+impl Variant {
+    /// All of them, in the order in which they run.
+    pub const ALL: [Variant; 7] = [
+        Variant::Compute,
+        Variant::NoReduce,
+        Variant::Eager,
+        Variant::Serial,
+        Variant::Depth1,
+        Variant::Depth2,
+        Variant::Depth2Borders,
+    ];
+
+    /// Its name in tables and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Variant::Eager => "eager",
+            Variant::Serial => "serial",
+            Variant::Depth1 => "depth_1",
+            Variant::Depth2 => "depth_2",
+            Variant::Depth2Borders => "depth_2_borders",
+            Variant::NoReduce => "no_reduce",
+            Variant::Compute => "compute",
+        }
+    }
+
+    fn is_graphed(self) -> bool {
+        self != Variant::Eager
+    }
+
+    fn gathers(self) -> bool {
+        self != Variant::Compute
+    }
+
+    fn reduces(self) -> bool {
+        self.gathers() && self != Variant::NoReduce
+    }
+
+    fn fencing(self) -> Fencing {
+        if self == Variant::Depth2Borders { Fencing::Borders } else { Fencing::Inside }
+    }
+
+    fn plan_options(self) -> PlanOptions {
+        let depth = if self == Variant::Depth1 { 1 } else { 2 };
+        let overlapped = matches!(self, Variant::Depth1 | Variant::Depth2 | Variant::Depth2Borders);
+        let launch_order = if overlapped { LaunchOrder::Overlapped } else { LaunchOrder::Serial };
+        PlanOptions { depth, launch_order, ..PlanOptions::default() }
+    }
+}
+
+/// What one variant took on this rank.
+#[derive(Clone, Debug, Serialize)]
+pub struct Timing {
+    /// Which.
+    pub variant: Variant,
+    /// Nanoseconds of a step: median over rounds.
+    pub step_ns: u64,
+    /// The quickest round.
+    pub least_ns: u64,
+    /// The slowest.
+    pub most_ns: u64,
+    /// Nanoseconds that the host spent in one replay, or in one layer's calls if eager: median over rounds.
+    pub host_ns: u64,
+    /// Bytes of arenas; of eager pools if eager.
+    pub buffer_bytes: u64,
+    /// Fences of the plan.
+    pub fences: u64,
+    /// Digest of this rank's gradients after one step, of long ones their beginning; empty if there are none.
+    pub digest: String,
+}
+
+/// The communicators of [`bench_stack`], which are slow to make. Collective over the job.
+///
+/// # Errors
+/// Those of the device.
+pub fn communicators<D: Device>(device: &D) -> Result<[D::Comm; 2], RuntimeError> {
+    let everyone: Vec<u32> = (0..device.world_size()).collect();
+    Ok([device.communicator("world", &everyone)?, device.communicator("dense", &everyone)?])
+}
+
+/// Runs all variants on this rank, one after the other. Collective over the job.
+///
+/// # Errors
+/// Those of the runtime.
+pub fn bench_stack<D: Device>(
+    device: &D,
+    comms: &[D::Comm; 2],
+    config: &StackConfig,
+    kind: ReduceScatter,
+    observe: &dyn Fn(Variant),
+) -> Result<Vec<Timing>, RuntimeError> {
+    Variant::ALL
+        .into_iter()
+        .map(|variant| {
+            observe(variant);
+            time(Stack::new(device, comms, config, kind, variant)?, config, variant)
+        })
+        .collect()
+}
+
+fn time<D: Device>(
+    mut stack: Stack<D>,
+    config: &StackConfig,
+    variant: Variant,
+) -> Result<Timing, RuntimeError> {
+    let digest = stack.prepare()?;
+    let (mut rounds, mut hosts) = (Vec::new(), Vec::new());
+    for round in 0..=config.rounds {
+        stack.wait()?;
+        let begin = Instant::now();
+        let mut host = Duration::ZERO;
+        for step in 0..config.steps {
+            let launched = Instant::now();
+            stack.step()?;
+            // Later steps may wait for room in the device's queues.
+            if step == 0 {
+                host = launched.elapsed();
+            }
+        }
+        stack.wait()?;
+        if round > 0 {
+            rounds.push(nanoseconds(begin.elapsed()) / u64::from(config.steps));
+            hosts.push(nanoseconds(host) / u64::from(config.layers));
+        }
+    }
+    rounds.sort_unstable();
+    hosts.sort_unstable();
+    let (buffer_bytes, fences) = stack.storage();
+    Ok(Timing {
+        variant,
+        step_ns: rounds[rounds.len() / 2],
+        least_ns: rounds[0],
+        most_ns: rounds[rounds.len() - 1],
+        host_ns: hosts[hosts.len() / 2],
+        buffer_bytes,
+        fences,
+        digest,
+    })
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
