@@ -93,15 +93,18 @@ def _eager(rank, size):
     grads = {weight.name: gathered(weight) for weight in sharded.weights}
     state = full_state_dict(net)
     assert all(torch.equal(state[name], value) for name, value in build().state_dict().items())
-    return float(loss), {name: grad.tolist() for name, grad in grads.items()}, _graphs(rank, sharded)
+    return float(loss), {name: grad.tolist() for name, grad in grads.items()}, [
+        _graphs(rank, kind) for kind in ("one_shot", "fp32_a2a", "ring")
+    ]
 
 
-def _graphs(rank, eager):
+def _graphs(rank, kind):
     """A chain of blocks over planned views; three steps give the bits of eager execution."""
     torch.manual_seed(3)
     blocks = [Block() for _ in range(3)]
     storage = GraphStorage(device="cpu", depth=2)
-    sharded = shard_(nn.ModuleList(blocks), dist.group.WORLD, storage=storage)
+    sharded = shard_(nn.ModuleList(blocks), dist.group.WORLD, storage=storage, kind=kind)
+    assert sharded.kinds == {"gtp": kind}
     expected = []
     for step in range(3):
         x = data(rank, step).requires_grad_()
@@ -131,14 +134,15 @@ def _graphs(rank, eager):
         assert all(torch.equal(w.main_grad, grad) for w, grad in zip(sharded.weights, grads))
     assert len(ready) == 3 * 6 and storage.order_deviations == 0 and storage.replays == 18
     assert all(parameter.grad is not None for parameter in norms)
-    return storage.plan.bytes, storage.plan.lower_bound_bytes
+    roles = {role for role in ("a2a_scratch", "fp32_output", "rs_output") if f'"{role}"' in storage._core.trace()}
+    return storage.plan.bytes, storage.plan.lower_bound_bytes, roles, [grad.tolist() for grad in grads]
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_gradients_are_the_scaled_sums_in_rank_order(size):
     answers = ranks.run(_eager, size, size)
     total = reference(size)
-    for rank, (loss, grads, (planned, bound)) in enumerate(answers):
+    for rank, (loss, grads, graphed) in enumerate(answers):
         net = build()
         assert loss == float(net(data(rank)).detach())
         for name, parts in total.items():
@@ -155,7 +159,20 @@ def test_gradients_are_the_scaled_sums_in_rank_order(size):
                     want = want + part
                 want = want * (1.0 / size)
             assert torch.equal(mine, want), name
-        assert planned >= bound > 0
+        one_shot, a2a, ring = graphed
+        assert all(planned >= bound > 0 for planned, bound, _, _ in graphed)
+        assert [roles for _, _, roles, _ in graphed] == [set(), {"a2a_scratch", "fp32_output"}, {"rs_output"}]
+        assert one_shot[3] == a2a[3]
+        for mine, rounded in zip(a2a[3], ring[3]):
+            assert torch.allclose(torch.tensor(mine), torch.tensor(rounded), rtol=1e-5, atol=1e-6)
+
+
+def test_auto_chooses_by_size_and_place():
+    from sessile.torch.kinds import choose
+
+    assert [choose("auto", size, True) for size in (1, 2, 16, 17)] == ["one_shot", "one_shot", "one_shot", "fp32_a2a"]
+    assert [choose("auto", size, False) for size in (2, 3)] == ["ring", "fp32_a2a"]
+    assert choose("ring", 64, True) == "ring"
 
 
 def _save(rank, size):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Callable, List, Optional, Tuple
 
 import torch.distributed as dist
 
 from ..errors import GroupError
+
+#: Names the running system: equal in all processes of one machine, whatever its host name.
+MACHINE = "/proc/sys/kernel/random/boot_id"
 
 Gather = Optional[Callable[[bytes], List[bytes]]]
 
@@ -41,3 +45,16 @@ def describe(group: Optional["dist.ProcessGroup"], name: str) -> Tuple[List[int]
         return [part if part is not None else b"" for part in everybody]
 
     return ranks, dist.get_rank(group), gather
+
+
+def is_near(group: Optional["dist.ProcessGroup"], name: str) -> bool:
+    """Whether all ranks of a group are on one machine. Collective over it."""
+    _, _, gather = describe(group, name)
+    if gather is None:
+        return True
+    machine = b""
+    if os.path.exists(MACHINE):
+        with open(MACHINE, "rb") as file:
+            machine = file.read()
+    everybody = gather(machine)
+    return machine != b"" and all(other == machine for other in everybody)

@@ -2,12 +2,12 @@
 
 ====================  =====================================================================================
 ``one_shot``          one launch reads every rank's block over NVLink, sums in FP32 in rank order, adds
-``fp32_a2a``          all-to-all of the wire dtype, local FP32 sum in rank order, added
-``ring``              the process group's own reduce-scatter in the wire dtype, then added
+``fp32_a2a``          all-to-all of the wire dtype into ``a2a_scratch``, FP32 sum in rank order in ``fp32_output``, added
+``ring``              the process group's own reduce-scatter into ``rs_output`` in the wire dtype, then added
 ====================  =====================================================================================
 
-On the CPU all kinds gather bytes over gloo and sum in FP32 in rank order; the arithmetic is that of ``one_shot``:
-``main_grad = main_grad + (scale * sum)``.
+The first two compute ``main_grad = main_grad + (scale * sum)``, each operation rounded in FP32. On the CPU blocks travel as
+bytes over gloo, and ``ring`` rounds an FP32 sum once.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ if TYPE_CHECKING:
     from .shard import Weight
 
 KINDS = ("auto", "one_shot", "fp32_a2a", "ring")
+#: Ranks that can reduce in one shot.
+ONE_SHOT_RANKS = 16
 
 
-def choose(kind: str, size: int, device: torch.device) -> str:
-    """The kind that a group gets. ``auto`` reduces in one shot up to 16 ranks, since the wire dtype is summed in FP32
-    there without scratch; above, it uses ``fp32_a2a``."""
+def choose(kind: str, size: int, near: bool) -> str:
+    """The kind that a group gets. ``auto``: in one shot if all ranks are on one machine and not too many; else
+    ``fp32_a2a`` above two ranks; else ``ring``, where a sum of two is rounded once."""
     if kind not in KINDS:
         raise ArgumentError(f"kind is {kind!r}: use one of {', '.join(KINDS)}", argument="kind", value=str(kind))
     if kind != "auto":
         return kind
-    return "one_shot" if size <= 16 else "fp32_a2a"
+    if near and size <= ONE_SHOT_RANKS:
+        return "one_shot"
+    return "fp32_a2a" if size > 2 else "ring"
 
 
 def gather(full: torch.Tensor, shard: torch.Tensor, weight: "Weight") -> None:
@@ -45,24 +49,52 @@ def gather(full: torch.Tensor, shard: torch.Tensor, weight: "Weight") -> None:
         dist.all_gather_into_tensor(full, shard, group=weight.group)
 
 
+def exchange(scratch: torch.Tensor, send: torch.Tensor, weight: "Weight") -> None:
+    """Block r of ``scratch`` becomes rank r's block of mine."""
+    if send.device.type == "cpu":
+        for into, block in zip(scratch.chunk(weight.size), _blocks(send, weight)):
+            into.copy_(block)
+    else:
+        dist.all_to_all_single(scratch, send, group=weight.group)
+
+
+def reduce_scatter(output: torch.Tensor, send: torch.Tensor, weight: "Weight") -> None:
+    """The sum of every rank's block of mine, in the wire dtype."""
+    if send.device.type == "cpu":
+        blocks = [block.to(torch.float32) for block in _blocks(send, weight)]
+        output.copy_(sum_in_order(torch.empty_like(blocks[0]), blocks))
+    else:
+        dist.reduce_scatter_tensor(output, send, group=weight.group)
+
+
+def one_shot_on_cpu(send: torch.Tensor, weight: "Weight") -> None:
+    """What the one-shot kernel does, over gloo."""
+    blocks = _blocks(send, weight)
+    add(weight, sum_in_order(torch.empty_like(weight.main_grad), blocks))
+
+
+def sum_in_order(total: torch.Tensor, blocks: List[torch.Tensor]) -> torch.Tensor:
+    """The FP32 sum of blocks, from the first on. Allocates nothing: it runs on beside graphs of the same pool."""
+    total.copy_(blocks[0])
+    for block in blocks[1:]:
+        total.add_(block)
+    return total
+
+
+def add(weight: "Weight", total: torch.Tensor) -> None:
+    """``main_grad = main_grad + (scale * total)``; ``total`` is used up."""
+    weight.main_grad.add_(total.mul_(weight.scale))
+
+
+def _blocks(send: torch.Tensor, weight: "Weight") -> List[torch.Tensor]:
+    """Every rank's block of mine."""
+    everybody = [send]
+    if weight.size > 1:
+        everybody = [torch.empty_like(send) for _ in range(weight.size)]
+        _gather_bytes(everybody, send, weight.group)
+    return [full.chunk(weight.size)[weight.rank] for full in everybody]
+
+
 def _gather_bytes(parts: List[torch.Tensor], mine: torch.Tensor, group: Optional["dist.ProcessGroup"]) -> None:
     # gloo knows few dtypes; bytes are bytes.
     dist.all_gather([part.view(torch.uint8) for part in parts], mine.contiguous().view(torch.uint8), group=group)
-
-
-def reduce_on_cpu(weight: "Weight", send: torch.Tensor) -> None:
-    """The pinned arithmetic over gloo."""
-    everybody = [torch.empty_like(send) for _ in range(weight.size)]
-    if weight.size > 1:
-        _gather_bytes(everybody, send, weight.group)
-    else:
-        everybody = [send]
-    add_blocks(weight.main_grad, [full.chunk(weight.size)[weight.rank] for full in everybody], weight.scale)
-
-
-def add_blocks(main_grad: torch.Tensor, blocks: List[torch.Tensor], scale: float) -> None:
-    """``main_grad = main_grad + (scale * sum)``: FP32, in rank order, each operation rounded."""
-    total = blocks[0].to(torch.float32)
-    for block in blocks[1:]:
-        total = total + block.to(torch.float32)
-    main_grad.add_(total.mul_(scale).view_as(main_grad))

@@ -100,7 +100,7 @@ class Weight:
             rows += 1
         self.rows, self.padded = rows, rows * self.size
         self.dtype = full.dtype
-        self.kind = kinds.choose(kind, self.size, full.device)
+        self.kind = kind
         self.scale = 1.0 / self.size
         self.main_grad = torch.zeros(rows, self.columns, dtype=torch.float32, device=full.device)
         self.parameter = self._shard(full)
@@ -143,6 +143,8 @@ class Sharded:
     def __init__(self, storage: GraphStorage) -> None:
         self.storage = storage
         self.weights: List[Weight] = []
+        #: The kind of reduce-scatter of each group.
+        self.kinds: Dict[str, str] = {}
         #: Which weight follows which, in each direction, as the first pass had it.
         self._next: Dict[Tuple[str, int], Weight] = {}
         self._last: Dict[str, Optional[Weight]] = {"forward": None, "backward": None}
@@ -268,10 +270,16 @@ class Sharded:
     def reduce(self, weight: Weight, send: torch.Tensor) -> None:
         """Starts the reduce-scatter of a gradient; the one before is finalized."""
         pending = _Pending(weight, send)
+        if weight.size > 1 and weight.kind != "one_shot":
+            pending.output = self._output(weight)
         if self._reduces is None:
-            kinds.reduce_on_cpu(weight, send)
-        else:
             self._reduce(pending)
+        else:
+            self._reduces.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._reduces):
+                self._reduce(pending)
+                pending.done = torch.cuda.Event()
+                pending.done.record()
         while self._pending:
             self._finalize(self._pending.pop(0))
         self._pending.append(pending)
@@ -280,33 +288,29 @@ class Sharded:
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
 
     def _reduce(self, pending: _Pending) -> None:
-        weight, send = pending.weight, pending.send
-        reduces = self._reduces
-        assert reduces is not None
-        if weight.kind != "one_shot" or weight.size == 1:
-            pending.output = self._output(weight)
-        reduces.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(reduces):
-            if weight.size == 1:
-                weight.main_grad.add_(send[: weight.rows], alpha=weight.scale)
-            elif weight.kind == "one_shot":
-                self.storage.reduce_scatter_accumulate(weight.main_grad, send, weight.group_name, weight.scale)
-            elif weight.kind == "ring":
-                assert pending.output is not None
-                dist.reduce_scatter_tensor(pending.output, send, group=weight.group)
-            else:
-                assert pending.output is not None
-                dist.all_to_all_single(pending.output, send, group=weight.group)
-            pending.done = torch.cuda.Event()
-            pending.done.record()
-
-    def _output(self, weight: Weight) -> Optional[torch.Tensor]:
+        """Enqueues the collective, on the stream of reductions."""
+        weight, send, output = pending.weight, pending.send, pending.output
         if weight.size == 1:
-            return None
-        rows, role = (weight.rows, "rs_output") if weight.kind == "ring" else (weight.padded, "a2a_scratch")
+            weight.main_grad.add_(send[: weight.rows], alpha=weight.scale)
+        elif output is None:
+            if self._reduces is None:
+                kinds.one_shot_on_cpu(send, weight)
+            else:
+                self.storage.reduce_scatter_accumulate(weight.main_grad, send, weight.group_name, weight.scale)
+        elif weight.kind == "ring":
+            kinds.reduce_scatter(output, send, weight)
+        else:
+            kinds.exchange(output, send, weight)
+
+    def _output(self, weight: Weight) -> torch.Tensor:
+        if weight.kind == "ring":
+            return self._buffer(weight, weight.rows, "rs_output", weight.dtype)
+        return self._buffer(weight, weight.padded, "a2a_scratch", weight.dtype)
+
+    def _buffer(self, weight: Weight, rows: int, role: str, dtype: torch.dtype) -> torch.Tensor:
         return self.storage.empty(
             (rows, weight.columns),
-            weight.dtype,
+            dtype,
             role=role,
             group=weight.group_name,
             weight=weight.name,
@@ -314,13 +318,15 @@ class Sharded:
         )
 
     def _finalize(self, pending: _Pending) -> None:
-        weight = pending.weight
+        weight, output = pending.weight, pending.output
         if pending.done is not None:
             torch.cuda.current_stream().wait_event(pending.done)
-        if pending.output is not None and weight.kind == "ring":
-            weight.main_grad.add_(pending.output, alpha=weight.scale)
-        elif pending.output is not None:
-            kinds.add_blocks(weight.main_grad, list(pending.output.chunk(weight.size)), weight.scale)
+        if output is not None and weight.kind == "ring":
+            weight.main_grad.add_(output, alpha=weight.scale)
+        elif output is not None:
+            total = self._buffer(weight, weight.rows, "fp32_output", torch.float32)
+            kinds.add(weight, kinds.sum_in_order(total, list(output.chunk(weight.size))))
+            self.storage.release(total)
         self.storage.release(pending.send)
         if pending.output is not None:
             self.storage.release(pending.output)
@@ -452,7 +458,11 @@ def shard_(
         names["gtp_experts"] = expert_group if expert_group is not None else group
     for name, member in names.items():
         storage.add_group(name, member)
-    chosen = {name: kinds.choose(kind, len(groups.ranks_of(member, name)), storage.device) for name, member in names.items()}
+    chosen = {
+        name: kinds.choose(kind, len(groups.ranks_of(member, name)), groups.is_near(member, name))
+        for name, member in names.items()
+    }
+    sharded.kinds = chosen
     for name, member in names.items():
         if chosen[name] == "one_shot" and len(groups.ranks_of(member, name)) > 1:
             storage.add_one_shot(name)
