@@ -26,11 +26,14 @@ def test_importing_the_package_does_not_import_torch():
 
 def test_the_doctor_says_what_is_here_and_how_to_get_what_is_not():
     report = sessile.doctor()
-    assert report["version"] == sessile.__version__
-    assert set(report["libraries"]) == {"CUDA driver", "NVRTC", "cuBLASLt", "NCCL"}
-    for library in report["libraries"].values():
-        assert library["found"] or library["remedy"]
-    assert bool(report["gpus"]) or report["problem"]
+    assert report["sessile"] == sessile.__version__
+    assert isinstance(report["cuda"], bool)
+    names = {finding["name"] for finding in report["findings"]}
+    assert {"CUDA driver", "NVRTC", "NCCL"} <= names
+    for finding in report["findings"]:
+        assert finding["found"] and finding["enables"]
+        if finding["state"] == "missing" and finding["name"] != "job":
+            assert finding["remedy"], finding
 
 
 def test_a_trace_is_planned_and_the_plan_repeats():

@@ -52,6 +52,15 @@ pub fn examine() -> Vec<Finding> {
     findings
 }
 
+/// Whether these findings let a rank with a GPU run.
+pub fn cuda_can_run(findings: &[Finding]) -> bool {
+    let needed = |finding: &&Finding| !finding.name.contains(" and ") && finding.name != JOB;
+    findings.iter().filter(needed).all(|finding| finding.state != State::Missing)
+}
+
+/// Name of what is found of the launcher.
+const JOB: &str = "job";
+
 fn finding(name: impl Into<String>, state: State, found: impl ToString, enables: &str) -> Finding {
     Finding {
         name: name.into(),
@@ -259,9 +268,9 @@ fn multicast(gpus: &[Gpu]) -> Finding {
 fn launcher() -> Finding {
     let enables = "which rank of which job this process is";
     match Job::from_env() {
-        Ok(job) if job.world == 1 => finding("job", State::Good, "a job of one rank (no launcher)", enables),
-        Ok(job) => finding("job", State::Good, format!("{job:?}"), enables),
-        Err(error) => finding("job", State::Missing, error, enables),
+        Ok(job) if job.world == 1 => finding(JOB, State::Good, "a job of one rank (no launcher)", enables),
+        Ok(job) => finding(JOB, State::Good, format!("{job:?}"), enables),
+        Err(error) => finding(JOB, State::Missing, error, enables),
     }
 }
 
@@ -277,8 +286,7 @@ mod tests {
         }
         for finding in findings {
             assert!(!finding.found.is_empty() && !finding.enables.is_empty(), "{finding:?}");
-            let explained =
-                finding.state == State::Good || !finding.remedy.is_empty() || finding.name == "job";
+            let explained = finding.state == State::Good || !finding.remedy.is_empty() || finding.name == JOB;
             assert!(explained, "{finding:?}");
         }
     }

@@ -1,7 +1,7 @@
 //! `sessile doctor`.
 
 use serde::Serialize;
-use sessile_cuda::doctor::{Finding, State, examine};
+use sessile_cuda::doctor::{Finding, State, cuda_can_run, examine};
 
 use super::json;
 use crate::{
@@ -26,8 +26,7 @@ struct Document<'a> {
 pub(super) fn run(args: &DoctorArgs) -> Result<Verdict, Failure> {
     let [file] = output::prepare([("--json", args.common.json.as_deref())], &[])?;
     let findings = examine();
-    let needed = |finding: &&Finding| !finding.name.contains(" and ") && finding.name != "job";
-    let cuda = findings.iter().filter(needed).all(|finding| finding.state != State::Missing);
+    let cuda = cuda_can_run(&findings);
     if let Some(file) = file {
         let document = Document {
             schema: "sessile.doctor",

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,6 +23,9 @@ enum News {
 /// Longest time for a proof, and for a write to a rank that does not read.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Connections beyond the ranks' own that may be proving themselves at once; more wait to be accepted.
+const STRANGERS: usize = 64;
+
 /// Starts the hub for `world` ranks; it ends when all have gone.
 pub(crate) fn start(listener: TcpListener, secret: Vec<u8>, world: u32) -> std::io::Result<()> {
     let (sender, receiver) = channel();
@@ -37,14 +41,22 @@ fn accept(listener: &TcpListener, secret: &[u8], world: u32, hub: &Sender<News>)
         return;
     }
     let (came, arrivals) = channel::<()>();
+    let proving = Arc::new(());
+    let most = STRANGERS.saturating_add(world as usize);
     let mut present = 0;
     while present < world {
         present += u32::try_from(arrivals.try_iter().count()).unwrap_or(0);
-        match listener.accept() {
+        let accepted = if Arc::strong_count(&proving) > most {
+            Err(ErrorKind::WouldBlock.into())
+        } else {
+            listener.accept()
+        };
+        match accepted {
             Ok((stream, _)) => {
                 let (secret, hub, came) = (secret.to_vec(), hub.clone(), came.clone());
+                let proof = proving.clone();
                 let _ = thread::Builder::new().name("sessile-hub-rank".to_owned()).spawn(move || {
-                    serve(stream, &secret, world, &hub, &came);
+                    serve(stream, &secret, world, &hub, &came, proof);
                 });
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(Duration::from_millis(2)),
@@ -57,7 +69,14 @@ fn accept(listener: &TcpListener, secret: &[u8], world: u32, hub: &Sender<News>)
     }
 }
 
-fn serve(stream: TcpStream, secret: &[u8], world: u32, hub: &Sender<News>, came: &Sender<()>) {
+fn serve(
+    stream: TcpStream,
+    secret: &[u8],
+    world: u32,
+    hub: &Sender<News>,
+    came: &Sender<()>,
+    proving: Arc<()>,
+) {
     let patient = |stream: &TcpStream| {
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
@@ -68,6 +87,7 @@ fn serve(stream: TcpStream, secret: &[u8], world: u32, hub: &Sender<News>, came:
         return;
     }
     let Ok(rank) = greet(&stream, secret, world) else { return };
+    drop(proving);
     let (Ok(()), Ok(writer)) = (stream.set_read_timeout(None), stream.try_clone()) else { return };
     let _ = came.send(());
     let _ = hub.send(News::Came(rank, writer));

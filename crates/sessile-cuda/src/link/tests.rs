@@ -55,6 +55,37 @@ fn members_gather_in_group_order_round_by_round() {
 }
 
 #[test]
+fn more_silent_strangers_than_are_heard_at_once_do_not_keep_ranks_from_meeting() {
+    let port = TcpListener::bind("127.0.0.1:0").expect("binds").local_addr().expect("address").port();
+    let job = |rank| Job {
+        rank,
+        world: 2,
+        local_rank: rank,
+        address: "127.0.0.1".to_owned(),
+        port,
+        secret: b"a secret of tests".to_vec(),
+    };
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| Link::connect(&job(0), LONG).expect("connects"));
+        let mut strangers = Vec::new();
+        while strangers.len() < 100 {
+            match TcpStream::connect(("127.0.0.1", port)) {
+                Ok(stranger) => strangers.push(stranger),
+                Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        let second = scope.spawn(|| Link::connect(&job(1), LONG).expect("connects"));
+        std::thread::sleep(Duration::from_millis(300));
+        drop(strangers);
+        let (first, second) = (first.join().expect("meets"), second.join().expect("meets"));
+        std::thread::scope(|scope| {
+            scope.spawn(|| first.leave(LONG));
+            second.leave(LONG);
+        });
+    });
+}
+
+#[test]
 fn a_name_belongs_to_one_list_of_ranks() {
     run(3, |rank, link| {
         let order: &[u32] = if rank == 0 { &[0, 1, 2] } else { &[2, 1, 0] };
