@@ -338,3 +338,35 @@ def test_graphed_modules_refuse_what_they_were_not_captured_for(storage):
     storage.free()
     with pytest.raises(sessile.PhaseError, match="nothing is sealed"):
         first(data(0))
+
+
+def test_a_capture_that_fails_leaves_everything_as_it_was(storage):
+    class Fickle(Block):
+        """Fails at a given call."""
+
+        calls, fails = 0, -1
+
+        def forward(self, x):
+            Fickle.calls += 1
+            if Fickle.calls == Fickle.fails:
+                raise ZeroDivisionError
+            return super().forward(x)
+
+    blocks = [Block(), Fickle()]
+    sharded = shard_(nn.ModuleList(blocks), storage=storage)
+    for weight in sharded.weights:
+        weight.main_grad.fill_(0.5)
+    # In the warm-up, in the discovery, in the capture.
+    for fails in (1, 3, 4):
+        Fickle.calls, Fickle.fails = 0, fails
+        with pytest.raises(ZeroDivisionError):
+            make_graphed_callables(blocks, [(data(0),)], storage, chain=True)
+        assert storage.plan is None
+    assert all(bool((weight.main_grad == 0.5).all()) for weight in sharded.weights)
+    assert all(parameter.grad is None for block in blocks for parameter in block.parameters())
+    Fickle.fails = -1
+    first, second = make_graphed_callables(blocks, [(data(0),)], storage, chain=True)
+    second(first(data(0))).sum().backward()
+    assert all(bool((weight.main_grad != 0.5).any()) for weight in sharded.weights)
+    with pytest.raises(sessile.PhaseError, match="sealed"):
+        make_graphed_callables(blocks, [(data(0),)], storage, chain=True)

@@ -24,9 +24,10 @@ pub(crate) fn run(tree: &Tree, tally: &mut Tally) -> Result<()> {
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| tree.root().join("target"), PathBuf::from);
     let environment = target.join("python");
     let python = environment.join("bin/python");
-    if !python.exists() {
+    // One that was made before torch was installed, or by another interpreter, is of no use.
+    if !python.exists() || runs(&interpreter, TORCH) != runs(&python, TORCH) {
         // Sees what the system has, so that a torch that is installed there is used.
-        let arguments = ["-m", "venv", "--system-site-packages"];
+        let arguments = ["-m", "venv", "--clear", "--system-site-packages"];
         let mut command = command(tree, &interpreter, &arguments);
         command.arg(&environment);
         if !command.status().context("cannot start python3")?.success() {
@@ -72,13 +73,18 @@ fn interpreter() -> Option<PathBuf> {
     let named = std::env::var_os("SESSILE_PYTHON").map(PathBuf::from);
     let known = ["python3", "/usr/bin/python3"].map(PathBuf::from);
     let candidates: Vec<PathBuf> = named.into_iter().chain(known).collect();
-    let runs = |python: &PathBuf, code: &str| {
-        let mut command = Command::new(python);
-        command.args(["-c", code]).stdout(Stdio::null()).stderr(Stdio::null());
-        command.status().is_ok_and(|status| status.success())
-    };
-    let with_torch = candidates.iter().find(|python| runs(python, "import torch, venv, ensurepip"));
+    let with_torch = candidates.iter().find(|python| runs(python, TORCH));
     with_torch.or_else(|| candidates.iter().find(|python| runs(python, "import venv, ensurepip"))).cloned()
+}
+
+/// What an interpreter with torch can run.
+const TORCH: &str = "import torch, venv, ensurepip";
+
+/// Whether an interpreter runs this code.
+fn runs(python: &Path, code: &str) -> bool {
+    let mut command = Command::new(python);
+    command.args(["-c", code]).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
 }
 
 /// Adds a line of the form `3 failed, 20 passed, 1 skipped in 1.25s`, and no other.

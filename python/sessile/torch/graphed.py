@@ -8,7 +8,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional
 import torch
 from torch import nn
 
-from ..errors import MismatchError, ShardingError
+from ..errors import MismatchError, PhaseError, ShardingError
 from .shard import Sharded, ShardedParameter, Weight
 from .storage import GraphStorage
 
@@ -25,6 +25,8 @@ class _Runner:
         self.weights = [p.sharded for p in self.parameters if isinstance(p, ShardedParameter)]
         self.outputs: Tensors = ()
         self.single = True
+        #: Whether its static inputs are the outputs of the runner before, so that nothing may be copied into them.
+        self.chained = False
         self.differentiable: List[bool] = []
         self.grad_outputs: List[Optional[torch.Tensor]] = []
         self.grad_inputs: List[Optional[torch.Tensor]] = []
@@ -80,6 +82,13 @@ def make_graphed_callables(
         )
     for name, module in zip(names, modules):
         _refuse(name, module)
+    if storage.plan is not None:
+        raise PhaseError(
+            "the storage is sealed: its plan knows nothing of these modules",
+            call="make_graphed_callables",
+            phase="a plan is sealed",
+            remedy="free it first, or use another storage",
+        )
     runners: List[_Runner] = []
     owners = _owners(modules)
     saved = [(w, w.main_grad.clone()) for owner in owners for w in owner.weights]
@@ -96,6 +105,7 @@ def make_graphed_callables(
                 if chain and at > 0:
                     given = tuple(o.detach().requires_grad_(o.requires_grad) for o in runners[-1].outputs)
                 runner = _Runner(name, module, tuple(given))
+                runner.chained = chain and at > 0 and cuda
                 for _ in range(max(1, warmup)):
                     _eagerly(runner)
                 runners.append(runner)
@@ -106,6 +116,15 @@ def make_graphed_callables(
         _pass_over(runners, owners, storage, storage.discover, side, chain, overlap, keep=False)
         storage.seal()
         _pass_over(runners, owners, storage, storage.capture, side, chain, overlap, keep=True, random=random)
+    except BaseException:
+        # Nothing half-done: the storage and the weights are as before, and the call can be made again.
+        for owner in owners:
+            owner.forget()
+        if storage.plan is not None:
+            storage.free()
+        else:
+            storage.restart_discovery()
+        raise
     finally:
         for owner in owners:
             owner.manual = owner.silent = False
@@ -301,6 +320,15 @@ class _Replay(torch.autograd.Function):
                     index=0,
                     expected=f"{static.dtype}{tuple(static.shape)}",
                     found=f"{given.dtype}{tuple(given.shape)}",
+                )
+            if runner.chained and static.data_ptr() != given.data_ptr():
+                raise MismatchError(
+                    f"`{runner.name}` was captured in a chain and is called with something else than what the callable before "
+                    "it returned: call them one after the other, or capture without chain=True",
+                    runner=runner.name,
+                    index=0,
+                    expected="the output of the callable before",
+                    found="another tensor",
                 )
             _fill(static, given)
         runner.forward()

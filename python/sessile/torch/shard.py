@@ -356,6 +356,14 @@ class Sharded:
         while self._pending:
             self._finalize(self._pending.pop(0))
 
+    def forget(self) -> None:
+        """Gives up all that is under way, as after an exception in the middle of it."""
+        self._pending.clear()
+        self._ahead.clear()
+        self._lent.clear()
+        self._last = {"forward": None, "backward": None}
+        self._queued = False
+
     def _end_of_backward(self) -> None:
         self._queued = False
         self.drain()
