@@ -48,6 +48,19 @@ impl Variant {
         Variant { name: name.into(), what }
     }
 
+    /// Whether a call that begins with this kernel goes the way that the variant asks for.
+    fn goes_its_way(&self, kernel: &str) -> bool {
+        let asked = match &self.what {
+            What::OneShot(options) => options.way,
+            _ => None,
+        };
+        match asked {
+            None => true,
+            Some(Way::Copy) => kernel == "one_shot_enter",
+            Some(way) => kernel.starts_with(&format!("one_shot_{}_", way.name())),
+        }
+    }
+
     /// What this process measures.
     pub(super) fn all() -> Vec<Variant> {
         let one_shot = |name: String, way, blocks, budget| {
@@ -265,12 +278,15 @@ impl<'a> Bench<'a> {
         Ok(times.map(f64::from_le_bytes).fold(0.0, f64::max))
     }
 
-    /// One variant at one size.
+    /// One variant at one size; none if it can't go its way at that size, and went another.
     ///
     /// # Errors
     /// Those of the device.
-    pub(super) fn row(&self, variant: &Variant, bytes: u64) -> Result<Row, DeviceError> {
+    pub(super) fn row(&self, variant: &Variant, bytes: u64) -> Result<Option<Row>, DeviceError> {
         let graph = self.graph(&self.stream, &variant.what, bytes)?;
+        if !variant.goes_its_way(graph.kernels().first().map_or("", |kernel| &kernel.name)) {
+            return Ok(None);
+        }
         self.time(&graph, 1)?;
         let once = self.slowest(self.time(&graph, 1)?)?;
         let launches = (ROUND.as_secs_f64() * 1e6 / once).ceil().clamp(1.0, 40.0) as u32;
@@ -281,7 +297,7 @@ impl<'a> Bench<'a> {
         }
         times.sort_by(f64::total_cmp);
         let kernel = graph.kernels().first();
-        Ok(Row {
+        Ok(Some(Row {
             variant: variant.name.clone(),
             bytes,
             median_us: median(&times),
@@ -289,7 +305,7 @@ impl<'a> Bench<'a> {
             most_us: times.last().copied().unwrap_or(0.0),
             kernel: kernel.map(|kernel| kernel.name.clone()),
             blocks: kernel.map(|kernel| kernel.grid),
-        })
+        }))
     }
 
     /// Products of 4096 x 8192 x 8192 on another stream, beside reduce-scatters.
@@ -381,6 +397,16 @@ mod tests {
         assert_eq!(all.len(), 1000);
         assert!(all.iter().all(|x| (1.0..2.0).contains(&x.abs())));
         assert!(all.iter().any(|x| *x < 0.0) && all.windows(2).any(|two| two[0].abs() != two[1].abs()));
+    }
+
+    #[test]
+    fn a_way_that_was_not_gone_is_no_row_of_it() {
+        let all = Variant::all();
+        let find = |name: &str| all.iter().find(|variant| variant.name == name).expect("there");
+        assert!(find("push, 32 blocks").goes_its_way("one_shot_push_bf16_2"));
+        assert!(!find("push, 32 blocks").goes_its_way("one_shot_pull_bf16_2"));
+        assert!(find("copy").goes_its_way("one_shot_enter"));
+        assert!(find("one_shot").goes_its_way("one_shot_pull_bf16_2") && find("ring").goes_its_way(""));
     }
 
     #[test]

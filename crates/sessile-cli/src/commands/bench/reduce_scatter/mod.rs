@@ -121,12 +121,13 @@ fn rows(
 ) -> Result<Vec<Row>, Failure> {
     let by_rank = measure::ranks(2, |device| {
         let bench = Bench::new(device, largest, args.rounds)?;
-        let mut rows = Vec::new();
+        let (mut rows, mut measured) = (Vec::new(), 0);
         for variant in variants {
             for bytes in &args.sizes {
-                rows.push(bench.row(variant, *bytes)?);
+                rows.extend(bench.row(variant, *bytes)?);
+                measured += 1;
                 if device.gpu().ordinal == 0 {
-                    progress.step("rows", rows.len() as u64, variant.name.clone());
+                    progress.step("rows", measured, variant.name.clone());
                 }
             }
         }
