@@ -21,6 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Memory of every rank of a group, mapped here.
 struct Region {
     group: String,
+    /// Whether it is an arena of the plan, and goes with it.
+    planned: bool,
     members: Vec<GuestMemory>,
     /// This rank's position.
     member: usize,
@@ -245,12 +247,32 @@ impl Cuda {
     /// Gives the plan's events and arenas up. The caller has waited for the GPU.
     pub(crate) fn release(&mut self) {
         (self.fences, self.waits, self.lanes) = Default::default();
-        self.regions.clear();
+        self.give_back();
+    }
+
+    /// Destroys what was dropped, arenas among it. The caller has waited for the GPU.
+    fn give_back(&mut self) {
+        self.regions.retain(|region| !region.planned);
         self.guest.reap();
     }
 
-    /// The arenas of a plan; those of groups are shared with their ranks. Collective.
+    /// The arenas of a plan; those of groups are shared with their ranks. After an error none is left, on any rank.
+    /// Collective; the caller has waited for the GPU.
     pub(crate) fn arenas(
+        &mut self,
+        plan: &Plan,
+        world: &Group,
+        groups: &BTreeMap<String, Group>,
+    ) -> Result<Vec<Arena>, RuntimeError> {
+        self.give_back();
+        let made = self.make_arenas(plan, world, groups);
+        if made.is_err() {
+            self.give_back();
+        }
+        made
+    }
+
+    fn make_arenas(
         &mut self,
         plan: &Plan,
         world: &Group,
@@ -266,7 +288,7 @@ impl Cuda {
         for (name, group) in groups {
             let domain = Domain::Symmetric(name.clone());
             let Some(at) = plan.arenas.iter().position(|arena| arena.domain == domain) else { continue };
-            let shared = self.share(name, group, &made[at]);
+            let shared = self.share(name, group, &made[at], true);
             if first.is_ok() {
                 first = shared;
             }
@@ -280,13 +302,20 @@ impl Cuda {
         let label = format!("eager buffer of {name}");
         let memory = GuestMemory::alloc(&self.guest, self.rank, &label, bytes);
         let memory = agree::share(group, memory.map_err(RuntimeError::from))?;
-        self.share(name, group, &memory)?;
+        self.share(name, group, &memory, false)?;
         Ok(Arena::Cuda(memory))
     }
 
-    fn share(&mut self, name: &str, group: &Group, memory: &GuestMemory) -> Result<(), RuntimeError> {
+    fn share(
+        &mut self,
+        name: &str,
+        group: &Group,
+        memory: &GuestMemory,
+        planned: bool,
+    ) -> Result<(), RuntimeError> {
         let members = swap(group, memory)?;
-        self.regions.push(Region { group: name.to_owned(), members, member: group.rank() as usize });
+        let member = group.rank() as usize;
+        self.regions.push(Region { group: name.to_owned(), planned, members, member });
         Ok(())
     }
 

@@ -211,6 +211,8 @@ class GraphStorage:
 
     def seal(self) -> Plan:
         """Agrees with all ranks on what was discovered, plans it and allocates. Nothing grows afterwards."""
+        if self._ordinal is not None:
+            torch.cuda.synchronize(self._ordinal)
         plan = self._core.seal(self._raw())
         tensors = {}
         for request, capsule in self._core.exports():
