@@ -245,6 +245,27 @@ def test_devices_that_are_not_there():
         GraphStorage(device="cpu", strategy="best")
 
 
+def test_operands_of_a_reduction_that_do_not_fit(storage):
+    storage.add_group("dp", None)
+    main_grad, send = torch.zeros(4), torch.zeros(4)
+    wrong = [
+        (torch.zeros(4, dtype=torch.float64), send, "contiguous float32"),
+        (main_grad, torch.zeros(4, dtype=torch.int32), "contiguous bfloat16"),
+        (main_grad, torch.zeros(4, 2)[:, 0], "contiguous"),
+        (main_grad, torch.zeros(4, device="meta"), "on meta"),
+        (main_grad, torch.zeros(8), "8 elements"),
+    ]
+    for to, given, why in wrong:
+        with pytest.raises(sessile.ArgumentError, match=why):
+            storage.reduce_scatter_accumulate(to, given, "dp", 1.0)
+    with pytest.raises(sessile.GroupError):
+        storage.reduce_scatter_accumulate(main_grad, send, "nobody", 1.0)
+    with pytest.raises(sessile.GroupError):
+        storage.add_one_shot(None)
+    with pytest.raises(sessile.PhaseError, match="of the CPU"):
+        storage.reduce_scatter_accumulate(main_grad, send, "dp", 1.0)
+
+
 def test_an_exception_inside_a_pass_leaves_the_storage_usable(storage):
     with pytest.raises(ZeroDivisionError):
         with storage.discover("a"):

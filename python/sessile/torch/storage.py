@@ -365,6 +365,12 @@ class GraphStorage:
                 argument="main_grad, send",
                 value=f"{main_grad.dtype}, {send.dtype}",
             )
+        if main_grad.device != self.device or send.device != self.device:
+            raise ArgumentError(
+                f"main_grad is on {main_grad.device}, send on {send.device}, the storage on {self.device}: all must be on one",
+                argument="main_grad, send",
+                value=f"{main_grad.device}, {send.device}",
+            )
         size = self._core.group_size(name)
         if send.numel() != size * main_grad.numel():
             raise ArgumentError(
