@@ -63,8 +63,9 @@ pub(crate) fn tests(tree: &Tree, tally: &mut Tally, full: bool) -> Result<()> {
 
     let shuttle = ["crates/sessile-host/tests/shuttle.rs", "crates/sessile-host/tests/shuttle/main.rs"];
     if shuttle.iter().any(|path| tree.root().join(path).exists()) {
+        // The whole workspace is selected, so that dependencies have the features that they are built with.
         let arguments =
-            ["test", "--release", "-p", "sessile-host", "--features", "shuttle", "--test", "shuttle"];
+            ["test", "--release", "--workspace", "--features", "sessile-host/shuttle", "--test", "shuttle"];
         counted(tally, "shuttle", cargo(tree, &arguments))?;
     }
     Ok(())

@@ -5,6 +5,7 @@
 
 mod cargo;
 mod direction;
+mod features;
 mod invariants;
 mod python;
 mod readme;
@@ -26,6 +27,7 @@ usage: cargo xtask CHECK
   fmt             format of the Rust sources
   lint            clippy, warnings are errors
   docs            rustdoc, warnings are errors
+  features        all selections of packages build dependencies alike
   direction       which crate may name which
   invariants      each invariant names tests that exist
   sizes           length of source files
@@ -60,9 +62,10 @@ fn main() -> ExitCode {
 /// Runs one check or all; `None` for an unknown name.
 fn run(check: &str, full: bool) -> Result<Option<Tally>> {
     type Check = fn(&Tree, &mut Tally, bool) -> Result<()>;
-    let checks: [(&str, Check); 9] = [
+    let checks: [(&str, Check); 10] = [
         ("fmt", |tree, tally, _| cargo::fmt(tree, tally)),
         ("sizes", |tree, tally, _| sizes::run(tree, tally)),
+        ("features", |tree, tally, _| features::run(tree, tally)),
         ("direction", |tree, tally, _| direction::run(tree, tally)),
         ("invariants", |tree, tally, _| invariants::run(tree, tally)),
         ("lint", |tree, tally, _| cargo::lint(tree, tally)),

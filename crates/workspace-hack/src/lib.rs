@@ -1,0 +1,2 @@
+//! Nothing: the manifest is what counts.
+#![forbid(unsafe_code)]
