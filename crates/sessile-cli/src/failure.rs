@@ -1,6 +1,6 @@
 //! Why a command ended early, and with which exit status.
 
-use std::{fmt, process::ExitCode};
+use std::{fmt, path::Path, process::ExitCode};
 
 use crate::ui::clean;
 
@@ -51,6 +51,16 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// The same about a file that was read, unless it is about an option.
+    pub(crate) fn about(self, path: &Path) -> Failure {
+        match self {
+            Failure::Input(text) if !text.starts_with("--") => {
+                Failure::Input(format!("{}: {text}", path.display()))
+            }
+            failure => failure,
+        }
+    }
+
     /// The exit status.
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {

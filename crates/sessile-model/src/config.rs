@@ -129,6 +129,13 @@ pub struct TrainConfig {
     /// Depths of single groups, `dense` or `expert`, counted in launches that use them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub depth_by_group: BTreeMap<String, u32>,
+    /// Whether depths are chosen from what the discovery measured: `depth` is then not used, a group of `depth_by_group`
+    /// keeps its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub depth_auto: bool,
+    /// Bytes that all arenas of a rank may take, if depths are chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_limit: Option<u64>,
     /// What happens between two steps.
     pub step_cut: StepCut,
     /// Whether reduce-scatters may run on.
@@ -175,6 +182,8 @@ impl Default for TrainConfig {
             strategy: Strategy::Sessile,
             depth: 2,
             depth_by_group: BTreeMap::new(),
+            depth_auto: false,
+            memory_limit: None,
             step_cut: StepCut::Barrier,
             overlap: Overlap::On,
             wgrad_dtype: DType::Bf16,
@@ -379,6 +388,15 @@ impl TrainConfig {
             refuse(!known, "--depth-group", group, || "name dense, or with --experts expert".to_owned())?;
             range("--depth-group", depth.into(), 1, 64)?;
         }
+        let limit = self.memory_limit.filter(|_| !self.depth_auto).map(|limit| limit.to_string());
+        if let Some(limit) = limit {
+            refuse(true, "--memory-limit", &limit, || {
+                "it chooses among depths: use it with --depth auto".into()
+            })?;
+        }
+        refuse(self.depth_auto && self.schedule_seed.is_some(), "--depth", "auto", || {
+            "a schedule has no clock to choose by: leave --schedule-seed out, or give a number".to_owned()
+        })?;
         range("--learning-rate-micro", self.learning_rate_micro.into(), 1, 1_000_000)
     }
 }

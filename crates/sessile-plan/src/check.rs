@@ -35,7 +35,8 @@ pub fn check_trace(trace: &Trace) -> Result<(), TraceError> {
     check_counts(trace)?;
     let order = check_launches(trace)?;
     let owners = check_requests(trace)?;
-    check_points(trace, &owners, &order)
+    check_points(trace, &owners, &order)?;
+    check_durations(trace)
 }
 
 /// The remedy for traces that are too large.
@@ -71,6 +72,32 @@ fn check_counts(trace: &Trace) -> Result<(), TraceError> {
         REQUESTS_MAX,
     )?;
     limit("points of all runners", trace.runners.iter().map(|runner| runner.points.len()).sum(), POINTS_MAX)
+}
+
+/// The largest duration of a point: a bit more than a day.
+const DURATION_MAX: u64 = 100_000_000_000_000;
+
+fn check_durations(trace: &Trace) -> Result<(), TraceError> {
+    let durations = &trace.durations_ns;
+    if durations.is_empty() {
+        return Ok(());
+    }
+    let count = |field: String, found: usize, expected: usize| {
+        if found == expected { Ok(()) } else { Err(TraceError::Durations { field, found, expected }) }
+    };
+    count("durations_ns".into(), durations.len(), trace.runners.len())?;
+    for (r, (durations, runner)) in durations.iter().zip(&trace.runners).enumerate() {
+        count(format!("durations_ns[{r}]"), durations.len(), runner.points.len())?;
+        if let Some(at) = durations.iter().position(|&duration| duration > DURATION_MAX) {
+            return Err(TraceError::TooMany {
+                field: format!("nanoseconds of durations_ns[{r}][{at}]"),
+                count: durations[at],
+                limit: DURATION_MAX,
+                remedy: "measure again, or leave durations_ns out",
+            });
+        }
+    }
+    Ok(())
 }
 
 /// For each runner, where it is launched: an entry for each step that does.

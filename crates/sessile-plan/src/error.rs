@@ -87,6 +87,18 @@ pub enum PlanError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
+    /// Durations that do not fit the points.
+    #[error(
+        "{field} has {found} entries: the trace has {expected}; measure again, or leave durations_ns out"
+    )]
+    Durations {
+        /// Where.
+        field: String,
+        /// Entries there.
+        found: usize,
+        /// Runners, or points of the runner.
+        expected: usize,
+    },
     /// A count beyond its limit.
     #[error("{field} counts {count}: the limit is {limit}; {remedy}")]
     TooMany {

@@ -48,6 +48,7 @@ use crate::{
 ///     name: "three layers".into(),
 ///     runners: vec![runner(0, 4), runner(1, 2), runner(2, 4)],
 ///     steps: vec![vec![0, 1, 2]],
+///     durations_ns: vec![],
 /// };
 /// let plan = sessile_plan::plan(&trace, &PlanOptions::default())?;
 /// assert_eq!(plan.bytes(), 4 * 256); // without completion points launches are serial: all share

@@ -98,6 +98,15 @@ pub struct Trace {
     /// steps. What no step launches together may share everything.
     #[serde(deserialize_with = "at_most_each::<_, _, STEPS_MAX, LAUNCHES_MAX>")]
     pub steps: Vec<Vec<u32>>,
+    /// Nanoseconds that each point took in the discovery, by runner and point, reduced over the ranks; 0 for points that
+    /// take no time. Empty: not measured. They serve to choose depths and to compare; no plan at a given depth rests on
+    /// them, and they are no part of the digest.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "at_most_each::<_, _, RUNNERS_MAX, POINTS_MAX>"
+    )]
+    pub durations_ns: Vec<Vec<u64>>,
 }
 
 impl Trace {

@@ -124,6 +124,7 @@ impl Discovery {
             name: name.to_owned(),
             runners: self.runners.iter().map(runner).collect(),
             steps: self.done.iter().chain(current).cloned().collect(),
+            durations_ns: Vec::new(),
         }
     }
 }

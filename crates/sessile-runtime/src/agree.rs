@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use sessile_hal::Comm;
 use sessile_plan::{PlanOptions, Request, RequestId, Runner, Trace, request_hashes, trace_digest};
 
-use crate::{RuntimeError, error::Disagreement};
+use crate::{RuntimeError, discovery::Durations, error::Disagreement};
 
 /// Messages larger than this are refused: a peer of the same job never sends them.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
@@ -76,6 +76,19 @@ pub fn share<C: Comm, T>(world: &C, outcome: Result<T, RuntimeError>) -> Result<
         Some((Verdict::Failed(detail), &rank)) => Err(RuntimeError::PeerFailed { rank, detail }),
         Some((Verdict::Fine, _)) => outcome,
     }
+}
+
+/// What every rank of the job has measured.
+pub(crate) fn durations<C: Comm>(world: &C, mine: &Durations) -> Result<Vec<Durations>, RuntimeError> {
+    exchange(world, mine)
+}
+
+/// The first rank's answer, for all.
+pub(crate) fn first<C: Comm, T: Serialize + DeserializeOwned>(
+    world: &C,
+    mine: &Option<T>,
+) -> Result<Option<T>, RuntimeError> {
+    Ok(exchange(world, mine)?.into_iter().next().flatten())
 }
 
 /// Checks that all ranks of the job seal with the same options.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use sessile_hal::{Span, Ticket};
 use sessile_plan::{Point, PointKind, Request, RequestId, RequestSpec, Runner, TRACE_VERSION, Trace};
 
 use crate::RuntimeError;
@@ -14,6 +15,8 @@ pub(crate) struct Pass {
     points: Vec<Point>,
     lanes: BTreeMap<u32, u32>,
     records: u32,
+    /// What was enqueued, and the point it belongs to.
+    enqueued: Vec<(Ticket, usize)>,
     /// Tells this pass from all others.
     serial: u64,
 }
@@ -22,7 +25,15 @@ impl Pass {
     /// A pass over runner number `runner`. `origin` becomes its stream 0.
     pub(crate) fn new(runner: usize, origin: u32, serial: u64) -> Pass {
         let lanes = BTreeMap::from([(origin, 0)]);
-        Pass { runner, requests: Vec::new(), points: Vec::new(), lanes, records: 0, serial }
+        Pass {
+            runner,
+            requests: Vec::new(),
+            points: Vec::new(),
+            lanes,
+            records: 0,
+            enqueued: Vec::new(),
+            serial,
+        }
     }
 
     pub(crate) fn serial(&self) -> u64 {
@@ -41,12 +52,22 @@ impl Pass {
     }
 
     /// Notes an operation. Operations with nothing between on their stream are one point.
-    pub(crate) fn work(&mut self, stream: u32) {
+    pub(crate) fn work(&mut self, stream: u32, ticket: Ticket) {
         let lane = self.lane(stream);
-        let last = self.points.iter().rev().find(|point| point.stream == lane);
-        if last.is_none_or(|point| point.kind != PointKind::Work) {
-            self.point(stream, PointKind::Work);
+        let last = self.points.iter().rposition(|point| point.stream == lane);
+        match last.filter(|&at| self.points[at].kind == PointKind::Work) {
+            Some(at) => self.enqueued.push((ticket, at)),
+            None => {
+                self.enqueued.push((ticket, self.points.len()));
+                self.point(stream, PointKind::Work);
+            }
         }
+    }
+
+    /// Notes a collective.
+    pub(crate) fn collective(&mut self, stream: u32, group: &str, ticket: Ticket) {
+        self.enqueued.push((ticket, self.points.len()));
+        self.point(stream, PointKind::Collective(group.to_owned()));
     }
 
     /// Notes a record and gives its number.
@@ -69,6 +90,9 @@ impl Pass {
     }
 }
 
+/// Durations by name of the runner, and point.
+pub(crate) type Durations = BTreeMap<String, Vec<Option<u64>>>;
+
 /// All runners that were discovered, and the order of their launches.
 #[derive(Debug, Default)]
 pub(crate) struct Discovery {
@@ -79,6 +103,10 @@ pub(crate) struct Discovery {
     /// Launches of the current one.
     launches: Vec<u32>,
     requests: u32,
+    /// Runner, point and pass of each piece of work.
+    enqueued: BTreeMap<Ticket, (usize, usize, u64)>,
+    /// By runner and point, once measured.
+    durations_ns: Vec<Vec<u64>>,
 }
 
 impl Discovery {
@@ -122,6 +150,9 @@ impl Discovery {
 
     /// Ends a pass. A runner that was seen before must have made the same requests.
     pub(crate) fn end(&mut self, name: &str, pass: Pass) -> Result<(), RuntimeError> {
+        let enqueued =
+            pass.enqueued.iter().map(|&(ticket, point)| (ticket, (pass.runner, point, pass.serial)));
+        self.enqueued.extend(enqueued);
         match self.runners.get(pass.runner) {
             Some(known) => {
                 if let Some(left) = known.requests.get(pass.requests.len()) {
@@ -170,6 +201,53 @@ impl Discovery {
             name: name.to_owned(),
             runners: self.runners.clone(),
             steps: self.done.iter().chain([&self.launches]).cloned().collect(),
+            durations_ns: self.durations_ns.clone(),
         }
+    }
+
+    /// How long each point took on this rank, from the spans of the discovery: by name of the runner, `None` for points
+    /// without a span. A collective begins when the one before it in its group has ended, or later. Of a runner that was
+    /// discovered more than once, the longest of each point.
+    pub(crate) fn durations(&self, spans: &[Span]) -> Durations {
+        let mut spans: Vec<&Span> = spans.iter().filter(|span| span.node.is_none()).collect();
+        spans.sort_unstable_by_key(|span| (span.end, span.ticket));
+        let mut last_of_group: BTreeMap<&str, u64> = BTreeMap::new();
+        // Of each pass the sum of what belongs to the point.
+        let mut found: BTreeMap<(usize, usize, u64), u64> = BTreeMap::new();
+        for span in spans {
+            let Some(&(runner, point, pass)) = self.enqueued.get(&span.ticket) else { continue };
+            let mut begin = span.begin;
+            let kind = self.runners.get(runner).and_then(|runner| runner.points.get(point));
+            if let Some(PointKind::Collective(group)) = kind.map(|point| &point.kind) {
+                let last = last_of_group.insert(group, span.end);
+                begin = begin.max(last.unwrap_or(0)).min(span.end);
+            }
+            *found.entry((runner, point, pass)).or_default() += span.end - begin;
+        }
+        let named = self.runners.iter().enumerate().map(|(at, runner)| {
+            let longest =
+                |point| found.range((at, point, 0)..=(at, point, u64::MAX)).map(|(_, &sum)| sum).max();
+            let each = (0..runner.points.len()).map(longest);
+            (runner.name.clone(), each.collect())
+        });
+        named.collect()
+    }
+
+    /// Takes what all ranks measured: of work the longest, of a collective the shortest, since a rank that comes early
+    /// counts its wait for the others.
+    pub(crate) fn reduce(&mut self, ranks: &[Durations]) {
+        let of = |runner: &Runner| {
+            let each = runner.points.iter().enumerate().map(|(at, point)| {
+                let all = ranks.iter().filter_map(|rank| *rank.get(&runner.name)?.get(at)?);
+                match point.kind {
+                    PointKind::Collective(_) => all.min(),
+                    _ => all.max(),
+                }
+            });
+            each.map(Option::unwrap_or_default).collect::<Vec<u64>>()
+        };
+        let durations: Vec<Vec<u64>> = self.runners.iter().map(of).collect();
+        let measured = durations.iter().flatten().any(|&duration| duration > 0);
+        self.durations_ns = if measured { durations } else { Vec::new() };
     }
 }

@@ -47,6 +47,12 @@ impl fmt::Display for Disagreement {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuntimeError {
+    /// The first rank could not decide for all.
+    #[error("{reason}")]
+    Undecided {
+        /// Why.
+        reason: String,
+    },
     /// The device or a peer.
     #[error(transparent)]
     Device(#[from] DeviceError),

@@ -20,7 +20,7 @@ pub(crate) use doctor::DoctorArgs;
 pub(crate) use graphs::GraphsArgs;
 pub(crate) use parse::Depth;
 pub(crate) use place::{DeviceName, Place};
-pub(crate) use plan::{CheckArgs, CompareArgs, GroupDepths, PlanArgs};
+pub(crate) use plan::{CheckArgs, CompareArgs, GroupDepths, PlanArgs, PlanChoices};
 pub(crate) use reduce_scatter::ReduceScatterArgs;
 pub(crate) use report::ReportArgs;
 pub(crate) use simulate::SimulateArgs;

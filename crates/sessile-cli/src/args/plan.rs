@@ -34,11 +34,14 @@ pub(crate) struct PlanChoices {
     /// How bytes are given to buffers: sessile, generations:N, ring:N or per-request
     #[arg(long, value_name = "NAME", default_value = "sessile")]
     strategy: Strategy,
-    /// Launches apart before bytes are reused; 1 makes launches serial
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = parse::whole::<u32>)]
-    depth: u32,
+    /// Launches apart before bytes are reused; 1 makes launches serial; auto replays 1 to 3 for every group and chooses
+    #[arg(long, value_name = "N|auto", default_value = "2", value_parser = parse::depth_or_auto)]
+    pub(crate) depth: parse::Depth,
     #[command(flatten)]
     groups: GroupDepths,
+    /// With --depth auto: the least exposed communication whose arenas fit so many bytes
+    #[arg(long, value_name = "BYTES", value_parser = parse::whole::<u64>)]
+    pub(crate) memory_limit: Option<u64>,
     /// What happens between two steps
     #[arg(long, value_name = "CUT", default_value = "barrier", value_parser = parse::word(parse::CUTS))]
     step_cut: StepCut,
@@ -52,7 +55,10 @@ impl PlanChoices {
     pub(crate) fn options(&self) -> PlanOptions {
         PlanOptions {
             strategy: self.strategy,
-            depth: self.depth,
+            depth: match self.depth {
+                parse::Depth::Fixed(depth) => depth,
+                parse::Depth::Auto => PlanOptions::default().depth,
+            },
             depth_by_group: self.groups.by_group(),
             step_cut: self.step_cut,
             launch_order: match self.overlap {
@@ -98,8 +104,9 @@ pub(crate) struct CompareArgs {
     pub(crate) traces: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) common: Common,
-    #[command(flatten, next_help_heading = "Plan")]
-    pub(crate) groups: GroupDepths,
+    /// Also draw the comparison
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
 }
 
 /// Options of `sessile check`.

@@ -138,11 +138,14 @@ pub(crate) struct Graphs {
     /// How bytes are given to buffers: sessile, generations:N, ring:N or per-request
     #[arg(long, value_name = "NAME", default_value = "sessile")]
     strategy: Strategy,
-    /// Launches apart before bytes are reused; 1 makes launches serial
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = parse::whole::<u32>)]
-    depth: u32,
+    /// Launches apart before bytes are reused; 1 makes launches serial; auto measures the discovery and chooses
+    #[arg(long, value_name = "N|auto", default_value = "2", value_parser = parse::depth_or_auto)]
+    depth: parse::Depth,
     #[command(flatten)]
     groups: GroupDepths,
+    /// With --depth auto: the least exposed communication whose arenas fit so many bytes
+    #[arg(long, value_name = "BYTES", value_parser = parse::whole::<u64>)]
+    memory_limit: Option<u64>,
     /// What happens between two steps
     #[arg(long, value_name = "CUT", default_value = "barrier", value_parser = parse::word(parse::CUTS))]
     step_cut: StepCut,
@@ -203,7 +206,12 @@ impl TrainArgs {
             graph_heads: graphs.graph_heads,
             repeat: graphs.repeat,
             strategy: graphs.strategy,
-            depth: graphs.depth,
+            depth: match graphs.depth {
+                parse::Depth::Fixed(depth) => depth,
+                parse::Depth::Auto => TrainConfig::default().depth,
+            },
+            depth_auto: graphs.depth == parse::Depth::Auto,
+            memory_limit: graphs.memory_limit,
             depth_by_group: graphs.groups.by_group(),
             step_cut: graphs.step_cut,
             overlap: graphs.overlap,

@@ -7,7 +7,7 @@ use sessile_model::{GradReady, Kinds, config::Mode};
 use sessile_plan::{Baselines, Plan, Trace, baseline_bytes, plan, read_plan, read_trace, validate};
 use sessile_runtime::{check, log};
 
-use super::{findings, json};
+use super::{depth::planned, findings, json};
 use crate::{
     args::CheckArgs,
     failure::{Failure, Verdict},
@@ -87,7 +87,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<Verdict, Failure> {
 /// Plans the trace and validates the plan.
 fn of_trace(path: &Path, args: &CheckArgs, bytes: &[u8]) -> Result<Outcome, Failure> {
     let trace = read_trace(bytes).map_err(|error| input::about(path, error))?;
-    let plan = plan(&trace, &args.choices.options()).map_err(|error| input::about(path, error))?;
+    let (plan, _) = planned(&args.choices, &trace).map_err(|failure| failure.about(path))?;
     let mut outcome =
         Outcome { checked: "trace", counts: plan_counts(&plan), findings: Vec::new(), unlisted: 0 };
     outcome.add_violations(&trace, &plan);

@@ -3,6 +3,7 @@
 mod bench;
 mod check;
 mod compare;
+mod depth;
 mod doctor;
 mod explain;
 mod findings;

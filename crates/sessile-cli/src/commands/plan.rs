@@ -3,9 +3,12 @@
 use std::{collections::BTreeMap, time::Instant};
 
 use serde::Serialize;
-use sessile_plan::{Plan, Request, RequestId, Runner, Trace, plan, write_plan, write_plan_csv};
+use sessile_plan::{Plan, Request, RequestId, Runner, Trace, write_plan, write_plan_csv};
 
-use super::{explain, json};
+use super::{
+    depth::{Auto, planned},
+    explain, json,
+};
 use crate::{
     args::PlanArgs,
     failure::{Failure, Verdict},
@@ -29,6 +32,8 @@ struct Document<'a> {
     runners: u64,
     fences: u64,
     solve_ms: f64,
+    /// `null` unless the depth was to be chosen.
+    auto: Option<&'a Auto>,
     plan: &'a Plan,
 }
 
@@ -47,7 +52,7 @@ pub(super) fn run(args: &PlanArgs) -> Result<Verdict, Failure> {
     let [json_out, plan_out, csv_out] = output::prepare(wanted, &[&args.trace])?;
     let trace = input::trace(&args.trace)?;
     let started = Instant::now();
-    let plan = plan(&trace, &args.choices.options()).map_err(|error| input::about(&args.trace, error))?;
+    let (plan, auto) = planned(&args.choices, &trace).map_err(|failure| failure.about(&args.trace))?;
     let solve_ms = milliseconds(started.elapsed());
 
     let mut files = Vec::new();
@@ -60,7 +65,7 @@ pub(super) fn run(args: &PlanArgs) -> Result<Verdict, Failure> {
     if let Some(file) = json_out {
         let document = Document {
             schema: "sessile.plan-report",
-            version: 1,
+            version: 2,
             trace: &trace.name,
             digest: plan.digest(),
             bytes: plan.bytes(),
@@ -69,19 +74,20 @@ pub(super) fn run(args: &PlanArgs) -> Result<Verdict, Failure> {
             runners: trace.runners.len() as u64,
             fences: plan.fences.len() as u64,
             solve_ms,
+            auto: auto.as_ref(),
             plan: &plan,
         };
         files.push((file, json(&document)?));
     }
     output::write_all(files)?;
-    print(&trace, &plan, args)?;
+    print(&trace, &plan, auto.as_ref(), args)?;
     Ok(Verdict::Good)
 }
 
 /// Requests by id, each with its runner.
 type Names<'a> = BTreeMap<RequestId, (&'a Runner, &'a Request)>;
 
-fn print(trace: &Trace, plan: &Plan, args: &PlanArgs) -> Result<(), Failure> {
+fn print(trace: &Trace, plan: &Plan, auto: Option<&Auto>, args: &PlanArgs) -> Result<(), Failure> {
     let names: Names<'_> = trace.requests().map(|(r, q)| (q.id, (&trace.runners[r], q))).collect();
     let shown = if args.all { usize::MAX } else { SHOWN };
     let mut lines = Lines::new(args.common.quiet);
@@ -98,6 +104,10 @@ fn print(trace: &Trace, plan: &Plan, args: &PlanArgs) -> Result<(), Failure> {
     lines.line("")?;
     lines.line(arenas(plan))?;
     lines.line("")?;
+    if let Some(auto) = auto {
+        lines.line(auto.table("step"))?;
+        lines.line("")?;
+    }
     lines.line(views(plan, &names, shown))?;
     more(&mut lines, "views", plan.views.len(), shown)?;
     lines.line("")?;

@@ -43,6 +43,12 @@ fn a_comparison_holds_every_trace_in_order() {
     let names: Vec<&Value> = document["traces"].as_array().unwrap().iter().map(|t| &t["name"]).collect();
     assert_eq!(names, ["two layers", "other"]);
     for trace in document["traces"].as_array().unwrap() {
+        for depth in ["1", "2", "3", "auto"] {
+            let exposed = trace["sessile"][depth]["exposed_fraction"].as_f64().unwrap();
+            assert!((0.0..1.0).contains(&exposed), "{exposed}");
+            let depths = trace["sessile"][depth]["depth"].as_object().unwrap();
+            assert!(!depths.is_empty() && depths.values().all(|depth| depth.as_u64().is_some()));
+        }
         for depth in ["1", "2", "3"] {
             let ours = trace["sessile"][depth]["bytes"].as_u64().unwrap();
             let theirs = trace["baselines"][format!("generations:{depth}")].as_u64().unwrap();
@@ -153,4 +159,54 @@ fn what_a_packing_file_can_not_mean_is_bad_input_with_line_and_column() {
         assert_eq!(ran.stdout, "", "{line}");
     }
     assert_eq!(sandbox.names(), ["bad.csv", "bytes.csv", "good.csv", "trace.json"]);
+}
+
+#[test]
+fn depths_are_chosen_and_the_table_is_part_of_the_plan() {
+    let sandbox = Sandbox::new();
+    insta::assert_snapshot!("plan_auto", sandbox.run("plan trace.json --depth auto").good());
+    sandbox.run("plan trace.json --depth auto --json p.json -q").good();
+    validate(&sandbox.read("p.json"), "plan-report.schema.json");
+    let document: Value = serde_json::from_str(&sandbox.read("p.json")).unwrap();
+    let rows = document["auto"]["candidates"].as_array().unwrap();
+    let chosen: Vec<&Value> = rows.iter().filter(|row| row["chosen"] == true).collect();
+    assert_eq!((rows.len(), chosen.len()), (3, 1));
+    assert_eq!(chosen[0]["bytes"], document["bytes"]);
+    let least = rows.iter().map(|row| row["bytes"].as_u64().unwrap()).min().unwrap();
+    sandbox.run(&format!("plan trace.json --depth auto --memory-limit {least} --json q.json -q")).good();
+    let tight: Value = serde_json::from_str(&sandbox.read("q.json")).unwrap();
+    assert_eq!(tight["bytes"], least);
+    sandbox.run("report p.json --trace trace.json -o r.html -q").good();
+    for (line, expected) in [
+        (format!("plan trace.json --depth auto --memory-limit {}", least - 1), "in the way are"),
+        ("plan trace.json --memory-limit 5".to_owned(), "--depth auto"),
+        ("check trace.json --depth none".to_owned(), "or auto"),
+        ("train --memory-limit 5".to_owned(), "--depth auto"),
+        ("train --depth auto --schedule-seed 1".to_owned(), "no clock"),
+    ] {
+        let ran = sandbox.run(&line);
+        assert_eq!(ran.code, 2, "{line}: {}", ran.stderr);
+        assert!(ran.stderr.contains(expected), "{line}: {}", ran.stderr);
+    }
+}
+
+#[test]
+fn a_comparison_is_drawn() {
+    let sandbox = Sandbox::new();
+    sandbox.write("odd.json", sandbox.read("trace.json").replace("two layers", "<two> & more"));
+    sandbox.run("compare trace.json odd.json --svg c.svg --json c.json -q").good();
+    let (svg, json) = (sandbox.read("c.svg"), sandbox.read("c.json"));
+    assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+    assert!(svg.contains("&lt;two&gt; &amp; more") && !svg.contains("<two>"));
+    let document: Value = serde_json::from_str(&json).unwrap();
+    for trace in document["traces"].as_array().unwrap() {
+        for depth in ["1", "2", "3", "auto"] {
+            let bytes = trace["sessile"][depth]["bytes"].as_u64().unwrap().to_string();
+            let tail = &bytes[bytes.len() - 3..];
+            assert!(
+                svg.contains(&format!("{},{tail} (", &bytes[..bytes.len() - 3])),
+                "{bytes} in the picture"
+            );
+        }
+    }
 }

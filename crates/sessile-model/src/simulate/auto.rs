@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use sessile_plan::{Plan, Trace};
+use sessile_host::RankFailure;
+use sessile_plan::{Plan, PlanOptions, Role, Trace, plan};
+use sessile_runtime::RuntimeError;
 
-use super::{SimulateConfig, Simulated, simulate};
+use super::{SimulateConfig, Simulated, replay, simulate};
 use crate::train::TrainError;
 
 /// Depths that are tried for each group.
@@ -18,6 +20,8 @@ pub const WORTH: f64 = 0.005;
 pub struct Candidate {
     /// By group.
     pub depth: BTreeMap<String, u32>,
+    /// Whether depths count the launches that use the group, or all launches.
+    pub by_group: bool,
     /// Bytes of all arenas.
     pub bytes: u64,
     /// Their lower bound.
@@ -71,8 +75,12 @@ pub enum AutoError {
     OverLimit(#[from] OverLimit),
 }
 
-/// Depths as people read them: `dense 2, expert 1`.
-pub fn depth_text(depth: &BTreeMap<String, u32>) -> String {
+/// Depths as people read them: `dense 2, expert 1`, or `2 for all launches`.
+pub fn depth_text(candidate: &Candidate) -> String {
+    let Candidate { depth, by_group, .. } = candidate;
+    if !by_group {
+        return format!("{} for all launches", depth.values().copied().max().unwrap_or(1));
+    }
     let each: Vec<String> = depth.iter().map(|(group, depth)| format!("{group} {depth}")).collect();
     each.join(", ")
 }
@@ -91,7 +99,131 @@ pub fn choose_depth(candidates: &[Candidate], limit: Option<u64>) -> Option<usiz
     near.min_by_key(|at| (candidates[*at].bytes, *at))
 }
 
-/// Simulates every vector of [`DEPTHS`] over the model's groups and chooses. `observe` is told each as it ends.
+/// Groups whose depths vary by themselves; those after them follow the last.
+const GROUPS: usize = 3;
+
+/// Every vector of [`DEPTHS`] over groups. A group that is `fixed` keeps its depth.
+fn vectors(groups: &[String], fixed: &BTreeMap<String, u32>) -> Vec<BTreeMap<String, u32>> {
+    let free: Vec<&String> = groups.iter().filter(|group| !fixed.contains_key(*group)).collect();
+    let mut vectors = vec![fixed.clone()];
+    for (at, group) in free.iter().enumerate() {
+        let longer = |vector: &BTreeMap<String, u32>| -> Vec<BTreeMap<String, u32>> {
+            let with = |depth: u32| {
+                let mut vector = vector.clone();
+                vector.insert((*group).clone(), depth);
+                vector
+            };
+            match at.checked_sub(GROUPS) {
+                None => DEPTHS.iter().map(|&depth| with(depth)).collect(),
+                Some(_) => vec![with(vector[free[GROUPS - 1]])],
+            }
+        };
+        vectors = vectors.iter().flat_map(longer).collect();
+    }
+    vectors
+}
+
+/// A vector of depths, and whether each counts the launches of its group.
+type Vector = (BTreeMap<String, u32>, bool);
+
+/// Every vector of depths by group, then one depth for all launches: where groups alternate, it can hold fewer bytes.
+fn all_vectors(groups: &[String], fixed: &BTreeMap<String, u32>) -> Vec<Vector> {
+    let mut all: Vec<Vector> = match groups.len() {
+        0 => Vec::new(),
+        _ => vectors(groups, fixed).into_iter().map(|vector| (vector, true)).collect(),
+    };
+    if groups.len() != 1 && fixed.is_empty() {
+        let names: Vec<String> = if groups.is_empty() { vec!["all".to_owned()] } else { groups.to_vec() };
+        all.extend(DEPTHS.map(|depth| (names.iter().map(|name| (name.clone(), depth)).collect(), false)));
+    }
+    all
+}
+
+/// Options with these depths; what belongs to no group gets the largest.
+fn with_depths(options: &PlanOptions, (depth, by_group): &Vector) -> PlanOptions {
+    PlanOptions {
+        depth: depth.values().copied().max().unwrap_or(options.depth),
+        depth_by_group: if *by_group { depth.clone() } else { BTreeMap::new() },
+        ..options.clone()
+    }
+}
+
+/// Groups whose reduce-scatters and gathers ask for buffers, those with the most bytes first.
+pub fn groups_of_trace(trace: &Trace) -> Vec<String> {
+    let mut bytes: BTreeMap<&str, u64> = BTreeMap::new();
+    for (_, request) in trace.requests() {
+        if let Some(group) =
+            request.spec.group.as_deref().filter(|_| !matches!(request.spec.role, Role::User(_)))
+        {
+            let sum = bytes.entry(group).or_default();
+            *sum = sum.saturating_add(request.spec.aligned_bytes().unwrap_or(0));
+        }
+    }
+    let mut groups: Vec<(&str, u64)> = bytes.into_iter().collect();
+    groups.sort_by_key(|&(group, bytes)| (u64::MAX - bytes, group));
+    groups.into_iter().map(|(group, _)| group.to_owned()).collect()
+}
+
+/// The depths chosen for a trace, and its plan.
+#[derive(Clone, Debug)]
+pub struct TraceDepth {
+    /// In order of depth.
+    pub candidates: Vec<Candidate>,
+    /// Index of the choice.
+    pub chosen: usize,
+    /// The plan at the chosen depths.
+    pub plan: Plan,
+}
+
+/// Plans a trace at every vector of [`DEPTHS`] over its groups, and at each as one depth for all launches, replays each plan on the virtual clock and chooses. Groups
+/// that `options` gives a depth keep it; a trace without groups has one depth for all.
+///
+/// # Errors
+/// [`TrainError::Plan`]; [`OverLimit`] if no vector fits; those of the device.
+pub fn depth_of_trace(
+    trace: &Trace,
+    options: &PlanOptions,
+    limit: Option<u64>,
+) -> Result<TraceDepth, AutoError> {
+    let mut candidates = Vec::new();
+    let mut plans = Vec::new();
+    for vector in all_vectors(&groups_of_trace(trace), &options.depth_by_group) {
+        let options = with_depths(options, &vector);
+        let made = plan(trace, &options).map_err(TrainError::Plan)?;
+        let failed = |error| {
+            let error = RuntimeError::from(error);
+            TrainError::Rank(Box::new(RankFailure::Failed { rank: 0, error }))
+        };
+        let times = replay(trace, &made).map_err(failed)?;
+        let (depth, by_group) = vector;
+        candidates.push(Candidate {
+            depth,
+            by_group,
+            bytes: made.bytes(),
+            lower_bound_bytes: made.lower_bound_bytes(),
+            fences: made.fences.len() as u64,
+            backward_ns: times.total_ns,
+            exposed_ns: times.exposed_ns,
+            exposed_fraction: times.exposed_fraction(),
+        });
+        plans.push(made);
+    }
+    match choose_depth(&candidates, limit) {
+        Some(chosen) => Ok(TraceDepth { candidates, chosen, plan: plans.swap_remove(chosen) }),
+        None => {
+            let smallest = (0..plans.len()).min_by_key(|&at| plans[at].bytes()).unwrap_or(0);
+            Err(OverLimit {
+                limit: limit.unwrap_or(0),
+                bytes: plans[smallest].bytes(),
+                depth: depth_text(&candidates[smallest]),
+                largest: largest(trace, &plans[smallest]),
+            }
+            .into())
+        }
+    }
+}
+
+/// Simulates every vector of [`DEPTHS`] over the model's groups, and each as one depth for all launches, and chooses. `observe` is told each as it ends.
 ///
 /// # Errors
 /// Those of [`simulate`]; [`OverLimit`] if no vector fits.
@@ -101,29 +233,20 @@ pub fn auto_depth(
     observe: &dyn Fn(&Candidate),
 ) -> Result<AutoDepth, AutoError> {
     config.check().map_err(TrainError::from)?;
-    let mut vectors: Vec<BTreeMap<String, u32>> = vec![BTreeMap::new()];
-    for group in &config.model.groups {
-        let longer = |vector: &BTreeMap<String, u32>| {
-            let vector = vector.clone();
-            DEPTHS.map(move |depth| {
-                let mut vector = vector.clone();
-                vector.insert(group.name.clone(), depth);
-                vector
-            })
-        };
-        vectors = vectors.iter().flat_map(longer).collect();
-    }
+    let groups: Vec<String> = config.model.groups.iter().map(|group| group.name.clone()).collect();
+    let vectors = all_vectors(&groups, &config.plan.depth_by_group);
     let mut candidates = Vec::new();
     let mut kept: Option<(usize, Simulated)> = None;
-    let mut smallest: Option<(Trace, Plan, BTreeMap<String, u32>)> = None;
-    for depth in vectors {
+    let mut smallest: Option<(Trace, Plan, String)> = None;
+    for vector in vectors {
         let mut config = config.clone();
-        config.plan.depth = depth.values().copied().max().unwrap_or(1);
-        config.plan.depth_by_group = depth.clone();
+        config.plan = with_depths(&config.plan, &vector);
+        let (depth, by_group) = vector;
         let simulated = simulate(&config)?;
         let plan = &simulated.plan;
         let candidate = Candidate {
-            depth: depth.clone(),
+            depth,
+            by_group,
             bytes: plan.bytes(),
             lower_bound_bytes: plan.lower_bound_bytes(),
             fences: plan.fences.len() as u64,
@@ -133,7 +256,7 @@ pub fn auto_depth(
         };
         observe(&candidate);
         if smallest.as_ref().is_none_or(|(_, least, _)| plan.bytes() < least.bytes()) {
-            smallest = Some((simulated.trace.clone(), plan.clone(), depth));
+            smallest = Some((simulated.trace.clone(), plan.clone(), depth_text(&candidate)));
         }
         candidates.push(candidate);
         // Only the best so far is kept: a simulation holds its log.
@@ -149,16 +272,15 @@ pub fn auto_depth(
         }
         (Some(chosen), ..) => {
             let mut config = config.clone();
-            let depth = candidates[chosen].depth.clone();
-            config.plan.depth = depth.values().copied().max().unwrap_or(1);
-            config.plan.depth_by_group = depth;
+            let Candidate { depth, by_group, .. } = &candidates[chosen];
+            config.plan = with_depths(&config.plan, &(depth.clone(), *by_group));
             let simulated = simulate(&config)?;
             Ok(AutoDepth { candidates, chosen, simulated })
         }
         (None, _, Some((trace, plan, depth))) => Err(OverLimit {
             limit: limit.unwrap_or(0),
             bytes: plan.bytes(),
-            depth: depth_text(&depth),
+            depth,
             largest: largest(&trace, &plan),
         }
         .into()),
@@ -181,6 +303,7 @@ mod tests {
     fn candidate(depth: u32, bytes: u64, exposed_fraction: f64) -> Candidate {
         Candidate {
             depth: BTreeMap::from([("dense".to_owned(), depth)]),
+            by_group: true,
             bytes,
             lower_bound_bytes: bytes,
             fences: 0,

@@ -15,6 +15,7 @@ mod measure;
 mod models;
 mod program;
 mod proxy;
+mod replay;
 mod shapes;
 
 use std::time::Duration;
@@ -28,13 +29,15 @@ use sessile_runtime::{
 };
 
 pub use auto::{
-    AutoDepth, AutoError, Candidate, DEPTHS, OverLimit, WORTH, auto_depth, choose_depth, depth_text,
+    AutoDepth, AutoError, Candidate, DEPTHS, OverLimit, TraceDepth, WORTH, auto_depth, choose_depth,
+    depth_of_trace, depth_text, groups_of_trace,
 };
 pub use config::{SimulateConfig, Speeds};
 pub use kind_set::KindSet;
 pub use measure::PhaseTimes;
 pub use models::{BUILT_IN, built_in};
 pub use proxy::simulate_proxy;
+pub use replay::{modelled_ns, replay};
 pub use shapes::{GroupShape, LayerShape, ModelShape, ModuleShape, WeightShape};
 
 use crate::{config::ConfigError, train::TrainError};
@@ -159,7 +162,12 @@ fn run_rank(config: &SimulateConfig, world: &World, device: HostDevice) -> Resul
     let persistent_bytes = world.live_bytes(rank);
     world.record_spans(false);
     program.begin_step()?;
+    settle(&mut program, &device)?;
+    world.record_spans(true);
     program.discover()?;
+    let spans = settle(&mut program, &device)?;
+    world.record_spans(false);
+    program.runtime().measure(&spans)?;
     program.runtime().seal(&config.model.name, &config.plan)?;
     program.capture()?;
     // Behind a barrier every step is like the first.

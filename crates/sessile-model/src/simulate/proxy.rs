@@ -39,9 +39,13 @@ fn run_rank(
     let device = Recorded::new(device, LogLevel::On);
     let mut trainer = Trainer::new(config, device.clone(), text, true)?;
     let persistent_bytes = world.live_bytes(rank);
-    world.record_spans(false);
+    settle(&mut trainer, &device)?;
     trainer.train_step(Execution::Discover)?;
-    trainer.seal_and_capture()?;
+    let spans = settle(&mut trainer, &device)?;
+    world.record_spans(false);
+    let options = trainer.measure(&spans)?;
+    trainer.seal_with(&options)?;
+    trainer.capture_all()?;
     trainer.begin_step()?;
     settle(&mut trainer, &device)?;
     world.record_spans(true);

@@ -67,6 +67,12 @@ pub enum TrainError {
         /// What is needed.
         needed: u64,
     },
+    /// No depths can be chosen.
+    #[error("{reason}")]
+    Depth {
+        /// Why.
+        reason: String,
+    },
     /// The strategy cannot lay out what was discovered.
     #[error(transparent)]
     Plan(PlanError),
@@ -79,6 +85,9 @@ impl From<RankFailure<RuntimeError>> for TrainError {
     fn from(failure: RankFailure<RuntimeError>) -> Self {
         match failure {
             RankFailure::Failed { error: RuntimeError::Plan(error), .. } => TrainError::Plan(error),
+            RankFailure::Failed { error: RuntimeError::Undecided { reason }, .. } => {
+                TrainError::Depth { reason }
+            }
             failure => TrainError::Rank(Box::new(failure)),
         }
     }

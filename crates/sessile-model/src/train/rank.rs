@@ -82,6 +82,7 @@ pub(super) fn run_rank<D: Device>(
     let lengths = u32::try_from(config.seq.len()).unwrap_or(u32::MAX);
     let mut steps = Vec::new();
     let mut sealed = None;
+    let mut spans = Vec::new();
     for step in 1..=config.steps {
         let execution = match (graphed, step) {
             (false, _) => Execution::Eager,
@@ -97,7 +98,12 @@ pub(super) fn run_rank<D: Device>(
         }
         steps.push(result);
         if execution == Execution::Discover && step == lengths {
-            sealed = Some(seal(&mut trainer, first.then_some(observe))?);
+            trainer.runtime_mut().join()?;
+            device.wait_stream(trainer.gtp().runtime_ref().main())?;
+            spans = device.take_spans();
+            // A schedule has steps and no clock.
+            let measured = if config.schedule_seed.is_none() { &spans[..] } else { &[] };
+            sealed = Some(seal(&mut trainer, measured, first.then_some(observe))?);
         }
         if let (Some(Sealed { free, .. }), Execution::Replay) = (&mut sealed, execution)
             && let Some(now) = device.free_bytes()?
@@ -117,7 +123,7 @@ pub(super) fn run_rank<D: Device>(
             kernels: collective_kernels(&trainer),
             counters: runtime.counters(),
             log: device.take_log(),
-            spans: device.take_spans(),
+            spans: spans.into_iter().chain(device.take_spans()).collect(),
         }),
         _ => None,
     };
@@ -125,16 +131,19 @@ pub(super) fn run_rank<D: Device>(
     Ok(RankOutcome { steps, ready, graphs })
 }
 
-/// Seals and captures; `observe` is told what that takes before it is allocated.
+/// Seals, with what the spans of the discovery tell, and captures; `observe` is told what that takes before it is allocated.
 fn seal<D: Device>(
     trainer: &mut Trainer<'_, D>,
+    spans: &[Span],
     observe: Option<&(dyn Fn(&TrainEvent) + Sync)>,
 ) -> Result<Sealed, RuntimeError> {
-    let footprint = trainer.footprint()?;
+    let options = trainer.measure(spans)?;
+    let footprint = trainer.footprint(&options)?;
     if let Some(observe) = observe {
         observe(&TrainEvent::Planned(footprint));
     }
-    trainer.seal_and_capture()?;
+    trainer.seal_with(&options)?;
+    trainer.capture_all()?;
     let runtime = trainer.gtp().runtime_ref();
     if let (Some(observe), Some(plan), Some(trace)) = (observe, runtime.plan(), runtime.trace()) {
         observe(&TrainEvent::Captured { runners: trace.runners.len(), arena_bytes: plan.bytes() });

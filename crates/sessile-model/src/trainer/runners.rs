@@ -3,13 +3,15 @@
 use std::collections::BTreeSet;
 
 use sessile_gtp::{Gtp, Pass};
-use sessile_hal::Device;
+use sessile_hal::{Device, Span};
+use sessile_plan::PlanOptions;
 use sessile_runtime::{Footprint, RuntimeError};
 
 use super::{Execution, Trainer};
 use crate::{
     heads,
     schedule::{Turn, one_f_one_b},
+    simulate::depth_of_trace,
 };
 
 /// One piece of a pass: a runner, or eager work in its place.
@@ -32,12 +34,12 @@ impl<D: Device> Trainer<'_, D> {
         self.capture_all()
     }
 
-    /// What the seal will allocate on this rank.
+    /// What a seal with these options will allocate on this rank.
     ///
     /// # Errors
     /// Those of [`Runtime::footprint`](sessile_runtime::Runtime::footprint).
-    pub fn footprint(&self) -> Result<Footprint, RuntimeError> {
-        self.gtp.runtime_ref().footprint(&self.config.plan_options())
+    pub fn footprint(&self, options: &PlanOptions) -> Result<Footprint, RuntimeError> {
+        self.gtp.runtime_ref().footprint(options)
     }
 
     /// Seals what was discovered. Collective.
@@ -46,8 +48,39 @@ impl<D: Device> Trainer<'_, D> {
     /// Those of [`Runtime::seal`](sessile_runtime::Runtime::seal).
     pub fn seal(&mut self) -> Result<(), RuntimeError> {
         let options = self.config.plan_options();
-        let name = format!("train, {} layers, hidden {}", self.config.layers, self.config.hidden);
-        self.runtime_mut().seal(&name, &options)?;
+        self.seal_with(&options)
+    }
+
+    /// Takes the spans of the discovery and says what to seal with: as configured, with depths that rank 0 chooses from
+    /// the spans if the configuration says so. Collective, after all work of the discovery has ended.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Undecided`] where no depths fit the memory limit; those of the exchanges.
+    pub fn measure(&mut self, spans: &[Span]) -> Result<PlanOptions, RuntimeError> {
+        self.runtime_mut().measure(spans)?;
+        let mut options = self.config.plan_options();
+        if self.config.depth_auto {
+            let trace = self.gtp.runtime_ref().discovered(&self.name());
+            options = self.gtp.runtime_ref().decide(|| {
+                let chosen = depth_of_trace(&trace, &options, self.config.memory_limit);
+                let chosen = chosen.map_err(|error| RuntimeError::Undecided { reason: error.to_string() })?;
+                Ok(chosen.plan.options)
+            })?;
+        }
+        Ok(options)
+    }
+
+    fn name(&self) -> String {
+        format!("train, {} layers, hidden {}", self.config.layers, self.config.hidden)
+    }
+
+    /// Seals what was discovered with these options, the same on all ranks. Collective.
+    ///
+    /// # Errors
+    /// Those of [`Runtime::seal`](sessile_runtime::Runtime::seal).
+    pub fn seal_with(&mut self, options: &PlanOptions) -> Result<(), RuntimeError> {
+        let name = self.name();
+        self.runtime_mut().seal(&name, options)?;
         Ok(())
     }
 

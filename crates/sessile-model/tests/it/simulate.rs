@@ -7,12 +7,13 @@ use sessile_model::{
     TrainConfig,
     config::{GraphScope, Mode},
     simulate::{
-        GroupShape, KindSet, LayerShape, ModelShape, ModuleShape, SimulateConfig, Simulated, Speeds,
-        WeightShape, auto_depth, built_in, simulate, simulate_proxy,
+        Candidate, GroupShape, KindSet, LayerShape, ModelShape, ModuleShape, SimulateConfig, Simulated,
+        Speeds, WeightShape, auto_depth, built_in, depth_of_trace, depth_text, replay, simulate,
+        simulate_proxy,
     },
     train,
 };
-use sessile_plan::{DType, Domain, Role, trace_digest, validate};
+use sessile_plan::{DType, Domain, PlanOptions, Role, trace_digest, validate};
 use sessile_runtime::check::check;
 
 use crate::support::{TEXT, tiny};
@@ -178,9 +179,9 @@ fn deeper_is_never_more_exposed_and_the_table_decides() {
     let auto = auto_depth(&config, None, &|_| ()).expect("chooses");
     let at = |dense, expert| {
         let depth = BTreeMap::from([("dense".to_owned(), dense), ("expert".to_owned(), expert)]);
-        auto.candidates.iter().find(|candidate| candidate.depth == depth).expect("tried")
+        auto.candidates.iter().find(|tried| tried.by_group && tried.depth == depth).expect("tried")
     };
-    assert_eq!(auto.candidates.len(), 9);
+    assert_eq!(auto.candidates.len(), 9 + 3);
     for dense in 1..=3 {
         for expert in 1..=3 {
             let here = at(dense, expert);
@@ -266,4 +267,53 @@ fn shapes_that_cannot_run_are_refused() {
         })
         .contains("--depth-group")
     );
+}
+
+/// A trace with the durations of its discovery takes as long as the program that it was recorded from.
+#[test]
+fn a_replayed_trace_takes_as_long_as_the_program_it_is_of() {
+    let mut equal = 0;
+    for (name, mtp) in [("nemotron4-quarter", 0), ("dsv3", 1)] {
+        let model = built_in(name, mtp, false).unwrap();
+        for scope in [GraphScope::Module, GraphScope::Layer] {
+            for depth in 1..=3 {
+                let mut config = SimulateConfig { scope, ..SimulateConfig::new(model.clone()) };
+                config.plan.depth = depth;
+                let simulated = simulate(&config).unwrap();
+                assert!(!simulated.trace.durations_ns.is_empty());
+                let (a, b) = (simulated.backward, replay(&simulated.trace, &simulated.plan).unwrap());
+                let near = |x: u64, y: u64| x.abs_diff(y) * 100 <= a.total_ns;
+                let what = format!("{name} {scope:?} depth {depth}: {a:?} {b:?}");
+                assert!(near(a.total_ns, b.total_ns) && near(a.exposed_ns, b.exposed_ns), "{what}");
+                equal += u32::from(a == b);
+            }
+        }
+    }
+    // Points stand for all their kernels, so turns between streams can differ.
+    assert!(equal >= 10, "{equal} of 12 are equal to the nanosecond");
+}
+
+/// Depths are chosen for a trace as they are for the program that it is of.
+#[test]
+fn the_depths_of_a_trace_are_those_of_the_simulation() {
+    // A link for each group, as the replay has it.
+    let config = SimulateConfig { gpus_per_node: 16, ..SimulateConfig::new(mixed(4)) };
+    let whole = auto_depth(&config, None, &|_| {}).unwrap();
+    let of_trace = depth_of_trace(&whole.simulated.trace, &config.plan, None).unwrap();
+    let names = |table: &[Candidate]| table.iter().map(depth_text).collect::<Vec<_>>();
+    assert_eq!(names(&whole.candidates), names(&of_trace.candidates));
+    assert_eq!(whole.candidates.len(), 12, "nine vectors, three depths for all launches");
+    for (a, b) in whole.candidates.iter().zip(&of_trace.candidates) {
+        assert_eq!((a.bytes, a.fences), (b.bytes, b.fences));
+        assert!(a.backward_ns.abs_diff(b.backward_ns) * 50 <= a.backward_ns, "{a:?} {b:?}");
+    }
+    assert_eq!(of_trace.candidates[of_trace.chosen].bytes, of_trace.plan.bytes());
+    let fixed = PlanOptions { depth_by_group: BTreeMap::from([("expert".into(), 1)]), ..config.plan.clone() };
+    let fewer = depth_of_trace(&whole.simulated.trace, &fixed, None).unwrap();
+    assert!(fewer.candidates.len() == 3 && fewer.candidates.iter().all(|c| c.depth["expert"] == 1));
+    let least = of_trace.candidates.iter().map(|c| c.bytes).min().unwrap();
+    let tight = depth_of_trace(&whole.simulated.trace, &config.plan, Some(least)).unwrap();
+    assert_eq!(tight.plan.bytes(), least);
+    let error = depth_of_trace(&whole.simulated.trace, &config.plan, Some(least - 1)).unwrap_err();
+    assert!(error.to_string().contains("in the way are"), "{error}");
 }

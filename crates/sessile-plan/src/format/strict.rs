@@ -5,7 +5,7 @@ use super::locate;
 use crate::error::FormatError;
 
 /// Fields that are lists.
-const LISTS: [&[u8]; 10] = [
+const LISTS: [&[u8]; 11] = [
     b"runners",
     b"requests",
     b"points",
@@ -16,9 +16,10 @@ const LISTS: [&[u8]; 10] = [
     b"peak",
     b"views",
     b"fences",
+    b"durations_ns",
 ];
 /// Fields that are lists of lists.
-const LISTS_OF_LISTS: [&[u8]; 1] = [b"steps"];
+const LISTS_OF_LISTS: [&[u8]; 2] = [b"steps", b"durations_ns"];
 /// Fields that may be null.
 const NULLABLE: [&[u8]; 3] = [b"group", b"expert", b"accumulates_into"];
 

@@ -104,7 +104,14 @@ pub fn model_trace(model: &Model, options: &TraceOptions) -> Trace {
     }
     let steps = vec![(0..builder.runners.len() as u32).collect()];
     let runners = builder.runners;
-    Trace { schema: Trace::SCHEMA.into(), version: TRACE_VERSION, name: model.name.clone(), runners, steps }
+    Trace {
+        schema: Trace::SCHEMA.into(),
+        version: TRACE_VERSION,
+        name: model.name.clone(),
+        runners,
+        steps,
+        durations_ns: Vec::new(),
+    }
 }
 
 /// One use of a weight.

@@ -50,9 +50,6 @@ const FRONTS: usize = 1 << 20;
 pub(crate) fn solve(problem: &Problem, bound: u64, known: u64) -> Placed {
     let mut best = Placed { offsets: Vec::new(), total: known };
     greedy::improve(problem, bound, &mut best);
-    if best.total > bound && problem.len() <= WHOLE && whole(problem, bound, &mut best) {
-        return best;
-    }
     let fronts =
         if best.total > bound { Fronts::new(problem, FRONTS.max(problem.len() * FRONT)) } else { None };
     if let Some(fronts) = &fronts {
@@ -62,6 +59,9 @@ pub(crate) fn solve(problem: &Problem, bound: u64, known: u64) -> Placed {
         }
     }
     squeak::improve(problem, bound, &mut { SQUEAK_BUDGET }, &mut best);
+    if best.total > bound && problem.len() <= WHOLE && whole(problem, bound, &mut best) {
+        return best;
+    }
     if let Some(fronts) = &fronts {
         lower(problem, bound, fronts, &mut best);
     }

@@ -25,6 +25,12 @@ fn every_fault_of_a_trace_is_named_with_its_remedy() {
         refused(|trace| trace.schema = "sessile.plan".into()),
         refused(|trace| trace.version = 7),
         refused(|trace| trace.name = long.clone()),
+        refused(|trace| trace.durations_ns = vec![vec![]]),
+        refused(|trace| trace.durations_ns = vec![vec![0]; 4]),
+        refused(|trace| {
+            trace.durations_ns =
+                trace.runners.iter().map(|runner| vec![u64::MAX; runner.points.len()]).collect();
+        }),
         refused(|trace| trace.steps.clear()),
         refused(|trace| trace.steps.push(vec![])),
         refused(|trace| trace.steps[0].push(4)),

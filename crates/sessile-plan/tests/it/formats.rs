@@ -26,6 +26,7 @@ fn rich() -> Trace {
     runner.points.push(point(0, PointKind::Wait(7)));
     trace.steps[0].push(trace.runners.len() as u32);
     trace.runners.push(runner);
+    trace.durations_ns = trace.runners.iter().map(|runner| vec![7; runner.points.len()]).collect();
     trace
 }
 

@@ -67,6 +67,7 @@ pub(crate) fn trace(runners: Vec<Runner>, launches: Vec<u32>) -> Trace {
         name: "test".into(),
         runners,
         steps: vec![launches],
+        durations_ns: Vec::new(),
     }
 }
 

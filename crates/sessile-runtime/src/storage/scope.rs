@@ -266,7 +266,7 @@ impl<D: Device> Runtime<D> {
         }
         let ticket = self.device.enqueue(stream, op)?;
         if let Some(pass) = self.scope.pass() {
-            pass.work(stream.id());
+            pass.work(stream.id(), ticket);
         }
         Ok(ticket)
     }
@@ -318,7 +318,7 @@ impl<D: Device> Runtime<D> {
             self.pool.note_use(view.memory(), stream, captured);
         }
         if let Some(pass) = self.scope.pass() {
-            pass.point(stream.id(), PointKind::Collective(group.to_owned()));
+            pass.collective(stream.id(), group, ticket);
         }
         Ok(ticket)
     }

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use sessile_hal::{Device, EventScope, Note};
+use serde::{Serialize, de::DeserializeOwned};
+use sessile_hal::{Comm, Device, EventScope, Note, Span};
 use sessile_plan::{Domain, Fence, Plan, PlanOptions, PointKind, RequestId, Trace, check_trace, plan};
 
 use super::{Cursor, Fencing, Phase, Runtime, Scope, Sealed, SealedRunner, external, window_group};
@@ -101,6 +102,48 @@ impl<D: Device> Runtime<D> {
         }
         self.discovery.next_alternative();
         Ok(())
+    }
+
+    /// Takes the spans of the discovery and notes how long each piece of work took: of the ranks' durations the longest,
+    /// of collectives the shortest, since a rank that comes early counts its wait for the others. The trace then holds
+    /// them. Collective over the job, after all work of the discovery has ended. Nothing if the device keeps no spans.
+    ///
+    /// # Errors
+    /// [`RuntimeError::WrongPhase`] inside a runner or after the seal; those of the exchange.
+    pub fn measure(&mut self, spans: &[Span]) -> Result<(), RuntimeError> {
+        self.idle("measure")?;
+        if self.sealed().is_some() {
+            return Err(RuntimeError::WrongPhase {
+                call: "measure",
+                phase: "a plan is sealed",
+                remedy: "measure before the seal",
+            });
+        }
+        let ranks = agree::durations(&self.world, &self.discovery.durations(spans))?;
+        self.discovery.reduce(&ranks);
+        Ok(())
+    }
+
+    /// Rank 0 decides for all. Collective over the job; the others wait.
+    ///
+    /// # Errors
+    /// Those of `decide`, told to all ranks, and of the exchange.
+    pub fn decide<T: Serialize + DeserializeOwned>(
+        &self,
+        decide: impl FnOnce() -> Result<T, RuntimeError>,
+    ) -> Result<T, RuntimeError> {
+        let mine = if self.device.rank() == self.world.ranks()[0] { decide().map(Some) } else { Ok(None) };
+        let mine = agree::share(&self.world, mine)?;
+        agree::first(&self.world, &mine)?.ok_or(RuntimeError::WrongPhase {
+            call: "decide",
+            phase: "the first rank gave no answer",
+            remedy: "call it on all ranks",
+        })
+    }
+
+    /// What was discovered so far, as the seal will take it.
+    pub fn discovered(&self, name: &str) -> Trace {
+        self.discovery.trace(name)
     }
 
     /// Forgets what was discovered so far, as after a discovery that failed half-way.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
+use sessile_model::simulate::replay;
 use sessile_plan::{
     Plan, PlanOptions, PointKind, RequestId, StepCut, Strategy, Trace, baseline_bytes, plan, validate,
 };
@@ -87,7 +88,7 @@ struct DepthRow {
     bytes: u64,
     lower_bound_bytes: u64,
     fences: u64,
-    /// Of the backward; `null` if nobody simulated it.
+    /// Of the backward, or of the step; `null` if it could not be replayed.
     exposed_fraction: Option<f64>,
     chosen: bool,
 }
@@ -279,7 +280,7 @@ fn memory(trace: Option<&Trace>, plan: &Plan) -> Vec<MemoryRow> {
     rows
 }
 
-/// The simulated candidates, or the plans at depth 1 to 3.
+/// The candidates that were chosen from, or the plans at depth 1 to 3, replayed on the virtual clock.
 fn depths(sources: &Sources<'_>) -> Vec<DepthRow> {
     if !sources.candidates.is_empty() {
         let row = |candidate: &Candidate| DepthRow {
@@ -306,7 +307,7 @@ fn depths(sources: &Sources<'_>) -> Vec<DepthRow> {
             bytes: planned.bytes(),
             lower_bound_bytes: planned.lower_bound_bytes(),
             fences: planned.fences.len() as u64,
-            exposed_fraction: None,
+            exposed_fraction: replay(trace, &planned).ok().map(|times| times.exposed_fraction()),
             chosen: sources.plan.options == options,
         })
     };

@@ -6,9 +6,10 @@ mod order;
 use std::path::Path;
 
 use serde::Deserialize;
-use sessile_plan::{Plan, Trace, plan, read_plan, read_trace, trace_digest};
+use sessile_plan::{Plan, Trace, read_plan, read_trace, trace_digest};
 
 use self::data::{Candidate, Data, Sources};
+use super::depth::{Row, planned};
 use crate::{
     args::ReportArgs,
     failure::{Failure, Verdict},
@@ -28,6 +29,8 @@ struct Subject {
     trace: Option<Trace>,
     plan: Plan,
     run: Option<Run>,
+    /// The depths it was chosen from.
+    candidates: Vec<Row>,
 }
 
 /// Writes the report.
@@ -38,13 +41,16 @@ pub(super) fn run(args: &ReportArgs) -> Result<Verdict, Failure> {
     inputs.extend(args.simulation.as_deref());
     let [out] = output::prepare([("--out", Some(args.out.as_path()))], &inputs)?;
     let subject = read(args)?;
-    let candidates = args.simulation.as_deref().map(candidates).transpose()?.unwrap_or_default();
+    let candidates = match args.simulation.as_deref() {
+        Some(path) => candidates(path)?,
+        None => subject.candidates,
+    };
     let data = Data::new(&Sources {
         source: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         trace: subject.trace.as_ref(),
         plan: &subject.plan,
         run: subject.run.as_ref(),
-        candidates,
+        candidates: candidates.into_iter().map(candidate).collect(),
     });
     let page = page(&data)?;
     let bytes = page.len() as u64;
@@ -86,13 +92,17 @@ fn read(args: &ReportArgs) -> Result<Subject, Failure> {
         run::SCHEMA => of_run(path, &bytes)?,
         Plan::SCHEMA => {
             let plan = read_plan(&bytes).map_err(|error| input::about(path, error))?;
-            Subject { trace: given, plan, run: None }
+            Subject { trace: given, plan, run: None, candidates: Vec::new() }
         }
-        "sessile.plan-report" => Subject { trace: given, plan: inner_plan(path, &bytes)?, run: None },
+        "sessile.plan-report" => {
+            let (plan, candidates) = inner_plan(path, &bytes)?;
+            Subject { trace: given, plan, run: None, candidates }
+        }
         Trace::SCHEMA => {
             let trace = read_trace(&bytes).map_err(|error| input::about(path, error))?;
-            let plan = plan(&trace, &args.choices.options()).map_err(|error| input::about(path, error))?;
-            Subject { trace: Some(trace), plan, run: None }
+            let (plan, auto) = planned(&args.choices, &trace).map_err(|failure| failure.about(path))?;
+            let candidates = auto.map(|auto| auto.candidates).unwrap_or_default();
+            Subject { trace: Some(trace), plan, run: None, candidates }
         }
         other => {
             let other: String = other.chars().take(80).collect();
@@ -116,22 +126,39 @@ fn of_run(path: &Path, bytes: &[u8]) -> Result<Subject, Failure> {
     };
     let trace = read_trace(trace.get().as_bytes()).map_err(|error| input::about(path, error))?;
     let plan = read_plan(plan.get().as_bytes()).map_err(|error| input::about(path, error))?;
-    Ok(Subject { trace: Some(trace), plan, run: Some(run) })
+    Ok(Subject { trace: Some(trace), plan, run: Some(run), candidates: Vec::new() })
 }
 
 /// The plan inside what `plan --json` writes.
-fn inner_plan(path: &Path, bytes: &[u8]) -> Result<Plan, Failure> {
+fn inner_plan(path: &Path, bytes: &[u8]) -> Result<(Plan, Vec<Row>), Failure> {
     #[derive(Deserialize)]
     struct Outer<'a> {
         #[serde(borrow)]
         plan: &'a serde_json::value::RawValue,
+        auto: Option<Auto>,
+    }
+    #[derive(Deserialize)]
+    struct Auto {
+        candidates: Vec<Row>,
     }
     let outer: Outer<'_> = serde_json::from_slice(bytes).map_err(|error| input::about(path, error))?;
-    read_plan(outer.plan.get().as_bytes()).map_err(|error| input::about(path, error))
+    let plan = read_plan(outer.plan.get().as_bytes()).map_err(|error| input::about(path, error))?;
+    Ok((plan, outer.auto.map(|auto| auto.candidates).unwrap_or_default()))
+}
+
+fn candidate(row: Row) -> Candidate {
+    Candidate {
+        name: row.text,
+        bytes: row.bytes,
+        lower_bound_bytes: row.lower_bound_bytes,
+        fences: row.fences,
+        exposed_fraction: row.exposed_fraction,
+        chosen: row.chosen,
+    }
 }
 
 /// The table of depths inside what `simulate --depth auto --json` writes.
-fn candidates(path: &Path) -> Result<Vec<Candidate>, Failure> {
+fn candidates(path: &Path) -> Result<Vec<Row>, Failure> {
     #[derive(Deserialize)]
     struct Document {
         schema: String,
@@ -141,30 +168,12 @@ fn candidates(path: &Path) -> Result<Vec<Candidate>, Failure> {
     struct Auto {
         candidates: Vec<Row>,
     }
-    #[derive(Deserialize)]
-    struct Row {
-        depth: std::collections::BTreeMap<String, u32>,
-        bytes: u64,
-        lower_bound_bytes: u64,
-        fences: u64,
-        exposed_fraction: f64,
-        chosen: bool,
-    }
     let expected = "what `simulate --depth auto --json` writes";
     let bytes = input::document(path, expected)?;
     let bad = |why: String| input::about(path, format_args!("{why}: give {expected}"));
     let document: Document = serde_json::from_slice(&bytes).map_err(|error| bad(error.to_string()))?;
-    let table = match document.auto {
-        Some(auto) if document.schema == "sessile.simulate" => auto.candidates,
-        _ => return Err(bad("has no table of depths".to_owned())),
-    };
-    let row = |row: Row| Candidate {
-        name: sessile_model::simulate::depth_text(&row.depth),
-        bytes: row.bytes,
-        lower_bound_bytes: row.lower_bound_bytes,
-        fences: row.fences,
-        exposed_fraction: row.exposed_fraction,
-        chosen: row.chosen,
-    };
-    Ok(table.into_iter().map(row).collect())
+    match document.auto {
+        Some(auto) if document.schema == "sessile.simulate" => Ok(auto.candidates),
+        _ => Err(bad("has no table of depths".to_owned())),
+    }
 }

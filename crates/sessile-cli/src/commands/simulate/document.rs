@@ -1,15 +1,13 @@
 //! What `--json` writes.
 
-use std::collections::BTreeMap;
-
 use serde::Serialize;
 use sessile_model::{
     config::GraphScope,
-    simulate::{Candidate, KindSet, PhaseTimes, SimulateConfig, Simulated, WORTH},
+    simulate::{Candidate, KindSet, PhaseTimes, SimulateConfig, Simulated},
 };
 use sessile_plan::{DType, Plan, PlanOptions, StepCut, baseline_bytes, trace_digest};
 
-use super::{Run, Subject};
+use super::{super::depth::Auto, Run, Subject};
 use crate::args::SimulateArgs;
 
 /// The document.
@@ -126,27 +124,6 @@ pub(super) struct Simulation {
     pub(super) weak_scaling: f64,
 }
 
-/// How the depth was chosen.
-#[derive(Serialize)]
-pub(super) struct Auto {
-    worth: f64,
-    pub(super) memory_limit: Option<u64>,
-    pub(super) candidates: Vec<Row>,
-}
-
-/// One vector of depths.
-#[derive(Serialize)]
-pub(super) struct Row {
-    pub(super) depth: BTreeMap<String, u32>,
-    pub(super) bytes: u64,
-    pub(super) lower_bound_bytes: u64,
-    pub(super) fences: u64,
-    pub(super) backward_ns: u64,
-    pub(super) exposed_ns: u64,
-    pub(super) exposed_fraction: f64,
-    pub(super) chosen: bool,
-}
-
 impl Document {
     pub(super) fn new(
         args: &SimulateArgs,
@@ -162,11 +139,7 @@ impl Document {
             Some(Group { name, size: shape.size, stride: shape.stride, kind, why: choice.why, in_node })
         };
         let first = runs.first().map_or(0, |run| run.simulated.step_ns());
-        let auto = candidates.map(|(table, chosen)| Auto {
-            worth: WORTH,
-            memory_limit: args.choices.memory_limit,
-            candidates: table.into_iter().enumerate().map(|(at, row)| row_of(row, at == chosen)).collect(),
-        });
+        let auto = candidates.map(|(table, chosen)| Auto::new(table, chosen, args.choices.memory_limit));
         Document {
             schema: "sessile.simulate",
             version: 1,
@@ -183,12 +156,6 @@ impl Document {
             auto,
         }
     }
-}
-
-fn row_of(candidate: Candidate, chosen: bool) -> Row {
-    let Candidate { depth, bytes, lower_bound_bytes, fences, backward_ns, exposed_ns, exposed_fraction } =
-        candidate;
-    Row { depth, bytes, lower_bound_bytes, fences, backward_ns, exposed_ns, exposed_fraction, chosen }
 }
 
 fn device(config: &SimulateConfig) -> Device {

@@ -70,7 +70,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<Verdict, Failure> {
                 simulate(&at_depth(config, &table[*chosen])).map_err(failure)?
             }
             (Subject::Shapes(_), Depth::Auto, None) => {
-                let note = |candidate: &Candidate| progress.message(depth_text(&candidate.depth));
+                let note = |candidate: &Candidate| progress.message(depth_text(candidate));
                 let found = auto_depth(config, args.choices.memory_limit, &note).map_err(auto_failure)?;
                 let AutoDepth { candidates: table, chosen, simulated } = found;
                 candidates = Some((table, chosen));
@@ -108,7 +108,8 @@ pub(super) fn run(args: &SimulateArgs) -> Result<Verdict, Failure> {
 fn at_depth(config: &SimulateConfig, candidate: &Candidate) -> SimulateConfig {
     let mut config = config.clone();
     config.plan.depth = candidate.depth.values().copied().max().unwrap_or(1);
-    config.plan.depth_by_group = candidate.depth.clone();
+    config.plan.depth_by_group =
+        if candidate.by_group { candidate.depth.clone() } else { Default::default() };
     config
 }
 
@@ -123,7 +124,7 @@ fn failure(error: TrainError) -> Failure {
 fn auto_failure(error: AutoError) -> Failure {
     match error {
         AutoError::Simulation(error) => failure(error),
-        AutoError::OverLimit(error) => Failure::Input(error.to_string()),
+        error => super::depth::failure(error),
     }
 }
 

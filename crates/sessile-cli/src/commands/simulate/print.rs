@@ -1,7 +1,5 @@
 //! The tables of a simulation.
 
-use sessile_model::simulate::depth_text;
-
 use super::document::{Document, Phase, Simulation};
 use crate::{
     failure::Failure,
@@ -48,7 +46,7 @@ pub(super) fn print(document: &Document, quiet: bool) -> Result<(), Failure> {
     lines.line(memory(first))?;
     if let Some(auto) = &document.auto {
         lines.line("")?;
-        lines.line(candidates(auto))?;
+        lines.line(auto.table("backward"))?;
     }
     if document.runs.len() > 1 {
         lines.line("")?;
@@ -125,22 +123,6 @@ fn memory(run: &Simulation) -> String {
     row("per-request", Some(run.baselines.per_request));
     row("weights, gradients, optimizer, scratch", Some(run.persistent_bytes));
     table(&["memory of rank 0", "bytes", "to arenas", "lower bound"], 1, rows)
-}
-
-fn candidates(auto: &super::document::Auto) -> String {
-    let row = |row: &super::document::Row| {
-        vec![
-            depth_text(&row.depth),
-            if row.chosen { "chosen".to_owned() } else { String::new() },
-            count(row.bytes),
-            count(row.lower_bound_bytes),
-            count(row.fences),
-            milliseconds(row.backward_ns),
-            percent(row.exposed_fraction),
-        ]
-    };
-    let head = ["depth", "", "bytes", "lower bound", "fences", "backward ms", "exposed %"];
-    table(&head, 2, auto.candidates.iter().map(row).collect())
 }
 
 fn scaling(runs: &[Simulation]) -> String {

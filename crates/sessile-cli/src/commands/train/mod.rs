@@ -82,7 +82,9 @@ fn report(
 /// Whose fault it is that there is no result.
 fn failure(error: TrainError) -> Failure {
     match error {
-        TrainError::Config(_) | TrainError::TextTooShort { .. } => Failure::Input(error.to_string()),
+        TrainError::Config(_) | TrainError::TextTooShort { .. } | TrainError::Depth { .. } => {
+            Failure::Input(error.to_string())
+        }
         // The strategy that was asked for cannot hold these requests.
         TrainError::Plan(why) => Failure::Input(format!("--strategy: {why}")),
         _ => Failure::Run(error.to_string()),
