@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sessile_model::{ReduceScatter, Wanted};
 use sessile_plan::{
-    DType, Domain, Plan, PlanOptions, PointKind, Request, RequestId, Role, Runner, Trace, plan,
+    DType, Domain, Plan, PlanOptions, PointKind, Request, RequestId, RequestSpec, Role, Runner, Trace, plan,
 };
 
 use crate::{
@@ -33,6 +33,7 @@ pub(super) fn print(lines: &mut Lines, trace: &Trace, made: &Plan) -> Result<(),
     }
     lines.line("")?;
     lines.line(others(trace, made))?;
+    lines.line("what another scope needs is not in a trace: `sessile simulate --scope layer` and `--scope module` tell")?;
     lines.line("")?;
     lines.line(kinds(trace))?;
     lines.line("")?;
@@ -60,7 +61,7 @@ fn without_outputs(trace: &Trace) -> Trace {
         .filter(|(_, request)| spare(&request.spec.role))
         .map(|(_, request)| request.id)
         .collect();
-    let mut fewer = trace.clone();
+    let mut fewer = Trace { durations_ns: Vec::new(), ..trace.clone() };
     for runner in &mut fewer.runners {
         runner.requests.retain(|request| !gone.contains(&request.id));
         runner.points.retain(|point| match &point.kind {
@@ -69,6 +70,38 @@ fn without_outputs(trace: &Trace) -> Trace {
         });
     }
     fewer
+}
+
+/// The trace with the requests changed. Durations are left out: they are those of the others.
+fn changed(trace: &Trace, mut change: impl FnMut(&mut RequestSpec)) -> Trace {
+    let mut other = Trace { durations_ns: Vec::new(), ..trace.clone() };
+    for request in other.runners.iter_mut().flat_map(|runner| &mut runner.requests) {
+        change(&mut request.spec);
+    }
+    other
+}
+
+/// A reduce-scatter over twice as many ranks leaves half of the rows to each; its input is the whole gradient still.
+fn sharded_twice_as_wide(trace: &Trace) -> Trace {
+    changed(trace, |spec| {
+        if let (Role::RsOutput | Role::Fp32Output, Some(rows)) = (&spec.role, spec.shape.first_mut()) {
+            *rows = rows.div_ceil(2);
+        }
+    })
+}
+
+/// The trace with gradients in bf16 on the wire; none if they are.
+fn with_bf16_gradients(trace: &Trace) -> Option<Trace> {
+    let on_the_wire = |spec: &RequestSpec| {
+        spec.dtype == DType::F32 && matches!(spec.role, Role::WgradInput | Role::RsOutput | Role::A2aScratch)
+    };
+    trace.requests().any(|(_, request)| on_the_wire(&request.spec)).then(|| {
+        changed(trace, |spec| {
+            if on_the_wire(spec) {
+                spec.dtype = DType::Bf16;
+            }
+        })
+    })
 }
 
 fn others(trace: &Trace, made: &Plan) -> String {
@@ -85,6 +118,10 @@ fn others(trace: &Trace, made: &Plan) -> String {
         }
     }
     add("every group reduced with one_shot", &without_outputs(trace), &made.options);
+    add("weights sharded over twice as many ranks", &sharded_twice_as_wide(trace), &made.options);
+    if let Some(narrower) = with_bf16_gradients(trace) {
+        add("--wgrad-dtype bf16", &narrower, &made.options);
+    }
     let row = |(what, bytes): &(String, u64)| vec![what.clone(), count(*bytes), ratio(*bytes, made.bytes())];
     table(&["with", "bytes", "to this plan"], 1, rows.iter().map(row).collect())
 }
