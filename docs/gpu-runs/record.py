@@ -37,6 +37,12 @@ def runs():
         yield f"graphs-{hidden}", f"{graphs} --hidden {hidden} --tokens {min(hidden, 4096)} --json {{json}}", 90, 2
     yield "graphs-compute-bound", f"{graphs} --hidden 4096 --tokens 16384 --json {{json}}", 90, 2
     yield "reduce-scatter", "bench reduce-scatter --json {json}", 300, 2
+    for egtp in [2, 4]:
+        wide = graphs.replace("--launch 2", "--launch 8")
+        yield f"graphs-8-egtp{egtp}", f"{wide} --gtp 8 --egtp {egtp} --hidden 4096 --tokens 4096 --json {{json}}", 120, 8
+    wide = "train --device cuda --launch 8 --gtp 8 --egtp 4 --experts 8 --mtp 2 --layers 4"
+    for kind in KINDS:
+        yield f"train-8-{kind}", f"{wide} --steps 100 --reduce-scatter {kind} --json {{json}}", 120, 8
 
 
 def keep(document):

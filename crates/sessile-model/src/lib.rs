@@ -26,6 +26,8 @@ pub use config::{ConfigError, DENSE, EXPERT, TrainConfig};
 pub use report::{
     CollectiveKernel, FreeBytes, GradReady, GraphsOutcome, Kinds, Step, StepResult, TrainOutcome,
 };
-pub use sessile_gtp::{ChainKind, Choice, Pass, ReduceScatter, Repeat, Situation, Wanted, choose};
+pub use sessile_gtp::{
+    ChainKind, Choice, Pass, RankLayout, ReduceScatter, Repeat, Situation, Wanted, choose,
+};
 pub use train::{Executing, TrainError, TrainEvent, train, train_rank, world_options};
 pub use trainer::{Execution, Trainer};

@@ -17,6 +17,12 @@ pub(crate) struct GraphsArgs {
     /// Ranks of the job [default: 2 on the host; on GPUs as many as were started]
     #[arg(long, value_name = "N", value_parser = parse::whole::<u32>)]
     pub(crate) ranks: Option<u32>,
+    /// Ranks that share a weight; the job is a multiple of it [default: all]
+    #[arg(long, value_name = "N", value_parser = parse::whole::<u32>)]
+    pub(crate) gtp: Option<u32>,
+    /// Ranks that share a weight in every second layer, as experts have it [default: as --gtp, in the same group]
+    #[arg(long, value_name = "N", value_parser = parse::whole::<u32>)]
+    pub(crate) egtp: Option<u32>,
     /// Layers of the stack, each a graph
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = parse::whole::<u32>)]
     pub(crate) layers: u32,

@@ -74,6 +74,29 @@ fn options_of_train() {
 }
 
 #[test]
+fn options_of_bench_graphs() {
+    let sandbox = Sandbox::new();
+    let cases: &[(&str, &[&str])] = &[
+        ("--gtp 3", &["--gtp", "3", "2 ranks", "multiple"]),
+        ("--gtp 0", &["--gtp", "0"]),
+        ("--ranks 4 --egtp 3", &["--egtp", "3", "4 ranks", "multiple"]),
+        ("--ranks 0", &["--ranks", "0", "use 1 to 64"]),
+        ("--layers 1", &["--layers", "1", "use 2 to"]),
+        ("--hidden 4", &["--hidden", "4", "use 8 to"]),
+        ("--tokens 0", &["--tokens", "0", "use 1 to"]),
+        ("--hidden 8,16,24 --tokens 1,2", &["--tokens has 2", "--hidden 3"]),
+        ("--rounds 0", &["--rounds", "0", "use 1 to"]),
+        ("--reduce-scatter tree", &["--reduce-scatter", "tree", "ring, symmetric"]),
+        ("--launch 2", &["--launch", "--device cuda"]),
+        ("--json no/such/place.json", &["--json", "no/such/place.json"]),
+    ];
+    for (options, words) in cases {
+        refused(&sandbox.run(&format!("bench graphs {options}")), words);
+    }
+    assert_eq!(sandbox.names(), ["trace.json"]);
+}
+
+#[test]
 fn text_to_train_on() {
     let sandbox = Sandbox::new();
     sandbox.write("empty", "");

@@ -19,7 +19,7 @@ mod stack;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use sessile_gtp::ReduceScatter;
+use sessile_gtp::{RankLayout, ReduceScatter};
 use sessile_hal::Device;
 use sessile_plan::{DType, LaunchOrder, PlanOptions};
 use sessile_runtime::{Fencing, RuntimeError};
@@ -137,13 +137,35 @@ pub struct Timing {
     pub digest: String,
 }
 
-/// The communicators of [`bench_stack`], which are slow to make. Collective over the job.
-///
-/// # Errors
-/// Those of the device.
-pub fn communicators<D: Device>(device: &D) -> Result<[D::Comm; 2], RuntimeError> {
-    let everyone: Vec<u32> = (0..device.world_size()).collect();
-    Ok([device.communicator("world", &everyone)?, device.communicator("dense", &everyone)?])
+/// The communicators that all measurements share: they are slow to make.
+pub struct Comms<D: Device> {
+    world: D::Comm,
+    /// Layers take the groups in turns.
+    groups: Vec<D::Comm>,
+}
+
+/// Names of groups, of dense weights and of experts.
+const GROUPS: [&str; 2] = ["dense", "expert"];
+
+impl<D: Device> Comms<D> {
+    /// Makes them: that of the job, and one for each layout, at most two. Collective over the job.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn make(device: &D, layouts: &[RankLayout]) -> Result<Self, RuntimeError> {
+        let everyone: Vec<u32> = (0..device.world_size()).collect();
+        let world = device.communicator("world", &everyone)?;
+        let groups = GROUPS.iter().zip(layouts).map(|(name, layout)| {
+            let rank = device.rank();
+            device.communicator(&format!("{name}.{}", layout.group_of(rank)), &layout.group(rank))
+        });
+        Ok(Comms { world, groups: groups.collect::<Result<_, _>>()? })
+    }
+
+    /// That of the job.
+    pub fn world(&self) -> &D::Comm {
+        &self.world
+    }
 }
 
 /// Runs all variants on this rank, one after the other. Collective over the job.
@@ -152,7 +174,7 @@ pub fn communicators<D: Device>(device: &D) -> Result<[D::Comm; 2], RuntimeError
 /// Those of the runtime.
 pub fn bench_stack<D: Device>(
     device: &D,
-    comms: &[D::Comm; 2],
+    comms: &Comms<D>,
     config: &StackConfig,
     kind: ReduceScatter,
     observe: &dyn Fn(Variant),

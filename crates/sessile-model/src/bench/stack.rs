@@ -7,7 +7,7 @@ use sessile_plan::DType;
 use sessile_runtime::{HasRuntime, Runtime, RuntimeError};
 use sha2::{Digest, Sha256};
 
-use super::{StackConfig, Variant};
+use super::{Comms, GROUPS, StackConfig, Variant};
 use crate::{
     buffers::buffer,
     linear::{dgrad_gemm, gathered, run, wgrad_gemm},
@@ -51,20 +51,22 @@ impl<D: Device> AsMut<Gtp<D>> for Stack<D> {
 }
 
 impl<D: Device> Stack<D> {
-    /// `comms`: that of the job and that of the weights, over all ranks both.
     pub(super) fn new(
         device: &D,
-        comms: &[D::Comm; 2],
+        comms: &Comms<D>,
         config: &StackConfig,
         kind: ReduceScatter,
         variant: Variant,
     ) -> Result<Self, RuntimeError> {
         let StackConfig { hidden, tokens, .. } = *config;
-        let [world, dense] = comms;
-        let mut runtime = Runtime::new(device.clone(), world.clone())?;
+        let mut runtime = Runtime::new(device.clone(), comms.world.clone())?;
         runtime.set_fencing(variant.fencing())?;
         let mut gtp = Gtp::new(runtime);
-        let group = gtp.add_group("dense", dense.clone(), kind)?;
+        let groups = GROUPS
+            .iter()
+            .zip(&comms.groups)
+            .map(|(name, comm)| gtp.add_group(name, comm.clone(), kind))
+            .collect::<Result<Vec<_>, _>>()?;
         let chain = if variant.is_graphed() { ChainKind::Graphed } else { ChainKind::Eager };
         let elements = hidden * tokens;
         let mut layers = Vec::new();
@@ -80,7 +82,7 @@ impl<D: Device> Stack<D> {
                 name: &name,
                 rows: hidden,
                 cols: hidden,
-                group,
+                group: groups[at as usize % groups.len()],
                 chain,
                 wgrad_dtype: config.wgrad_dtype,
                 experts: None,

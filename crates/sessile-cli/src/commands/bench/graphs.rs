@@ -4,8 +4,8 @@ use serde::Serialize;
 use sessile_hal::Device;
 use sessile_host::{World, WorldOptions};
 use sessile_model::{
-    ReduceScatter,
-    bench::{HostCosts, StackConfig, Timing, Variant, bench_stack, communicators, host_costs},
+    RankLayout, ReduceScatter,
+    bench::{Comms, HostCosts, StackConfig, Timing, Variant, bench_stack, host_costs},
 };
 use sessile_plan::DType;
 use sessile_runtime::RuntimeError;
@@ -30,6 +30,10 @@ struct Document {
     /// Name of the GPU; `null` on the host.
     gpu: Option<String>,
     ranks: u32,
+    /// Ranks that share a weight of a dense layer.
+    gtp: u32,
+    /// Of every second layer, if it is an expert's; `null` if all are dense.
+    egtp: Option<u32>,
     layers: u32,
     wgrad_dtype: DType,
     steps: u32,
@@ -71,12 +75,13 @@ pub(super) fn run(args: &GraphsArgs) -> Result<Verdict, Failure> {
     if !(1..=64).contains(&ranks) {
         return Err(Failure::Input(format!("--ranks {ranks}: use 1 to 64")));
     }
+    let layouts = layouts(args, ranks)?;
     let [file] = output::prepare([("--json", args.common.json.as_deref())], &[])?;
     match part {
         Part::Launch(ranks) => launch::launch(ranks),
         Part::Host => {
             let world = World::new(WorldOptions::threads(ranks, ranks as usize));
-            let results = world.run(|device| measure(args, &sizes, &device));
+            let results = world.run(|device| measure(args, &sizes, &layouts, &device));
             let mut all = results.into_iter().collect::<Result<Vec<_>, _>>();
             let first = all
                 .as_mut()
@@ -87,7 +92,8 @@ pub(super) fn run(args: &GraphsArgs) -> Result<Verdict, Failure> {
         Part::Rank(job) => {
             let device = place::open(&args.place, &job, false)?;
             let name = device.gpu().name.clone();
-            let measured = measure(args, &sizes, &device).map_err(|error| Failure::Run(error.to_string()))?;
+            let measured =
+                measure(args, &sizes, &layouts, &device).map_err(|error| Failure::Run(error.to_string()))?;
             drop(device);
             if job.rank > 0 {
                 return Ok(Verdict::from_good(equal(&measured.1)));
@@ -95,6 +101,20 @@ pub(super) fn run(args: &GraphsArgs) -> Result<Verdict, Failure> {
             tell(args, file, document(args, ranks, Some(name), measured))
         }
     }
+}
+
+/// Which ranks share the weights of dense layers, and of those of experts if there are any.
+fn layouts(args: &GraphsArgs, ranks: u32) -> Result<Vec<RankLayout>, Failure> {
+    let layout = |option: &str, size: u32| {
+        RankLayout::new(ranks, size).ok_or_else(|| {
+            Failure::Input(format!(
+                "{option} {size}: the job has {ranks} ranks, which must be a multiple of it"
+            ))
+        })
+    };
+    let dense = layout("--gtp", args.gtp.unwrap_or(ranks))?;
+    let expert = args.egtp.map(|size| layout("--egtp", size)).transpose()?;
+    Ok(std::iter::once(dense).chain(expert).collect())
 }
 
 /// Pairs of hidden size and tokens.
@@ -124,12 +144,17 @@ fn sizes(args: &GraphsArgs) -> Result<Vec<(u64, u64)>, Failure> {
 
 type Raw = (HostCosts, Vec<(u64, u64, ReduceScatter, Vec<Timing>)>);
 
-fn measure<D: Device>(args: &GraphsArgs, sizes: &[(u64, u64)], device: &D) -> Result<Raw, RuntimeError> {
+fn measure<D: Device>(
+    args: &GraphsArgs,
+    sizes: &[(u64, u64)],
+    layouts: &[RankLayout],
+    device: &D,
+) -> Result<Raw, RuntimeError> {
     let variants = Variant::ALL.len() as u64;
     let total = sizes.len() as u64 * args.reduce_scatter.len() as u64 * variants;
     let progress = Progress::new(args.common.quiet || device.rank() > 0, total);
-    let comms = communicators(device)?;
-    let costs = host_costs(device, &comms[0])?;
+    let comms = Comms::make(device, layouts)?;
+    let costs = host_costs(device, comms.world())?;
     let mut stacks = Vec::new();
     for (&(hidden, tokens), at) in sizes.iter().zip(0u64..) {
         for (&kind, kind_at) in args.reduce_scatter.iter().zip(0u64..) {
@@ -199,6 +224,8 @@ fn document(args: &GraphsArgs, ranks: u32, gpu: Option<String>, (host_costs, sta
         device: args.place.device.name(),
         gpu,
         ranks,
+        gtp: args.gtp.unwrap_or(ranks),
+        egtp: args.egtp,
         layers: args.layers,
         wgrad_dtype: args.wgrad_dtype,
         steps: args.steps,
@@ -218,8 +245,14 @@ fn tell(args: &GraphsArgs, file: Option<output::Output>, document: Document) -> 
     for stack in &document.stacks {
         let equal = if stack.equal_bits { "gradients equal to the bit" } else { "GRADIENTS DIFFER" };
         lines.line(format_args!(
-            "{} ranks, {} layers of {}², {} tokens, {}: {equal}",
-            document.ranks, document.layers, stack.hidden, stack.tokens, stack.reduce_scatter
+            "{} ranks, gtp {}{}, {} layers of {}², {} tokens, {}: {equal}",
+            document.ranks,
+            document.gtp,
+            document.egtp.map_or_else(String::new, |egtp| format!(" and {egtp} in turns")),
+            document.layers,
+            stack.hidden,
+            stack.tokens,
+            stack.reduce_scatter
         ))?;
         let row = |row: &Row| {
             let timing = &row.timing;
