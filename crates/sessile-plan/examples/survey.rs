@@ -1,7 +1,7 @@
 //! Plans every model of the catalog in every variant: bytes, bound, alternating arenas, time.
 //!
 //! `cargo run --release -p sessile-plan --example survey [WORD...]` prints the rows that contain every word, and sums
-//! over them.
+//! over them. `repeat=N` among the words makes every model N times as deep.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
 
 use std::time::Instant;
@@ -13,13 +13,18 @@ use sessile_plan::{
 };
 
 fn main() {
-    let words: Vec<String> = std::env::args().skip(1).collect();
+    let mut words: Vec<String> = std::env::args().skip(1).collect();
+    let mut repeat = 1;
+    words.retain(|word| match word.strip_prefix("repeat=").and_then(|times| times.parse().ok()) {
+        Some(times) => {
+            repeat = times;
+            false
+        }
+        None => true,
+    });
     let mut sums = Sums::default();
     println!("MiB: model, requests, then for each depth: bytes, bound, % above it, generations:depth, ms");
-    for (name, trace) in rows() {
-        if !words.iter().all(|word| name.contains(word.as_str())) {
-            continue;
-        }
+    for (name, trace) in rows(repeat, &words) {
         let generations = baseline_bytes(&trace, StepCut::Barrier).generations;
         let mut line = format!("{name:<52} {:>9}", trace.requests().count());
         for depth in 1..=3 {
@@ -44,15 +49,22 @@ fn main() {
         println!("{line}");
     }
     sums.print();
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    println!("peak memory of the process: {}", peak.unwrap_or("unknown").trim());
 }
 
-fn rows() -> Vec<(String, Trace)> {
+/// The rows whose names hold all words.
+fn rows(times: u64, words: &[String]) -> Vec<(String, Trace)> {
     let mut models: Vec<_> = [("nemotron4-340b", 0), ("nemotron4-quarter", 0), ("hybrid-mamba-moe", 0)]
         .into_iter()
         .chain([("dsv3", 0), ("dsv3", 1), ("dsv3", 2)])
         .filter_map(|(name, mtp)| model(name, mtp, false).ok())
         .collect();
     models.extend((0..=2).filter_map(|mtp| model("dsv3", mtp, true).ok()));
+    for block in models.iter_mut().flat_map(|model| &mut model.blocks) {
+        block.repeat *= times;
+    }
     let mut rows = Vec::new();
     for model in &models {
         for scope in [Scope::Module, Scope::Layer] {
@@ -69,7 +81,9 @@ fn rows() -> Vec<(String, Trace)> {
                     }
                     let options = TraceOptions { scope, wgrad_dtype, kinds, set, gathered: false };
                     let name = format!("{} {scope:?} {wgrad_dtype} {kinds:?} {set:?}", model.name);
-                    rows.push((name, model_trace(model, &options)));
+                    if words.iter().all(|word| name.contains(word.as_str())) {
+                        rows.push((name, model_trace(model, &options)));
+                    }
                 }
             }
         }
