@@ -3,7 +3,7 @@
 //! Every exchange is made by every member, also by one that has failed already, so that no rank waits for a peer
 //! that took another path. Verdicts are shared by all ranks of the job.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use sessile_hal::Comm;
@@ -24,26 +24,24 @@ enum Verdict {
 }
 
 fn exchange<C: Comm, T: Serialize + DeserializeOwned>(comm: &C, message: &T) -> Result<Vec<T>, RuntimeError> {
+    let payloads = exchange_bytes(comm, message)?;
+    payloads.iter().zip(comm.ranks()).map(|(payload, &rank)| read(payload, rank)).collect()
+}
+
+fn exchange_bytes<C: Comm, T: Serialize>(comm: &C, message: &T) -> Result<Vec<Vec<u8>>, RuntimeError> {
     let bytes = serde_json::to_vec(message).map_err(|error| RuntimeError::PeerFailed {
         rank: comm.ranks()[comm.rank() as usize],
         detail: error.to_string(),
     })?;
-    comm.exchange(&bytes)?
-        .iter()
-        .zip(comm.ranks())
-        .map(|(payload, &rank)| {
-            if payload.len() > MAX_MESSAGE_BYTES {
-                return Err(RuntimeError::PeerFailed {
-                    rank,
-                    detail: format!("{} byte message", payload.len()),
-                });
-            }
-            serde_json::from_slice(payload).map_err(|error| RuntimeError::PeerFailed {
-                rank,
-                detail: format!("unreadable message: {error}"),
-            })
-        })
-        .collect()
+    Ok(comm.exchange(&bytes)?)
+}
+
+fn read<T: DeserializeOwned>(payload: &[u8], rank: u32) -> Result<T, RuntimeError> {
+    if payload.len() > MAX_MESSAGE_BYTES {
+        return Err(RuntimeError::PeerFailed { rank, detail: format!("{} byte message", payload.len()) });
+    }
+    serde_json::from_slice(payload)
+        .map_err(|error| RuntimeError::PeerFailed { rank, detail: format!("unreadable message: {error}") })
 }
 
 /// Shares each rank's outcome over the job: the first failure in order of rank is everybody's.
@@ -78,9 +76,12 @@ pub fn share<C: Comm, T>(world: &C, outcome: Result<T, RuntimeError>) -> Result<
     }
 }
 
-/// What every rank of the job has measured.
+/// What the ranks of the job have measured; of ranks that measured the same, one.
 pub(crate) fn durations<C: Comm>(world: &C, mine: &Durations) -> Result<Vec<Durations>, RuntimeError> {
-    exchange(world, mine)
+    let payloads = exchange_bytes(world, mine)?;
+    let mut seen = BTreeSet::new();
+    let new = payloads.iter().zip(world.ranks()).filter(|(payload, _)| seen.insert(payload.as_slice()));
+    new.map(|(payload, &rank)| read(payload, rank)).collect()
 }
 
 /// The first rank's answer, for all.

@@ -237,8 +237,9 @@ impl Discovery {
     /// counts its wait for the others.
     pub(crate) fn reduce(&mut self, ranks: &[Durations]) {
         let of = |runner: &Runner| {
+            let ranks: Vec<_> = ranks.iter().filter_map(|rank| rank.get(&runner.name)).collect();
             let each = runner.points.iter().enumerate().map(|(at, point)| {
-                let all = ranks.iter().filter_map(|rank| *rank.get(&runner.name)?.get(at)?);
+                let all = ranks.iter().filter_map(|rank| *rank.get(at)?);
                 match point.kind {
                     PointKind::Collective(_) => all.min(),
                     _ => all.max(),

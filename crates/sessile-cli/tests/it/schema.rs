@@ -24,7 +24,8 @@ fn documents_of_plan_compare_and_check() {
     validate(&sandbox.read("plan.json"), "plan-report.schema.json");
     sandbox.run("compare trace.json trace.json --json compare.json").good();
     validate(&sandbox.read("compare.json"), "compare.schema.json");
-    let stack = "bench graphs --ranks 4 --gtp 4 --egtp 2 --layers 3 --hidden 24 --tokens 8 --steps 2 --rounds 2";
+    let stack =
+        "bench graphs --ranks 4 --gtp 4 --egtp 2 --layers 3 --hidden 24 --tokens 8 --steps 2 --rounds 2";
     sandbox
         .run(&format!("{stack} --reduce-scatter ring,symmetric,fp32_a2a,one_shot --json bench.json"))
         .good();
