@@ -1,6 +1,7 @@
 //! Training runs: eager and captured execution compared to the bit, fences taken away, orders changed.
 #![allow(missing_docs, clippy::print_stdout, reason = "tests")]
 
+mod bench;
 mod cover;
 mod equality;
 mod fences;

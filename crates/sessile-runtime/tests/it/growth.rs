@@ -291,6 +291,9 @@ fn a_memory_limit_that_one_rank_meets_is_the_same_error_on_all() {
     }));
     for error in errors {
         assert!(matches!(error, RuntimeError::PeerAllocFailed { rank: 1, .. }), "{error}");
+        // Known before anything was allocated.
+        let text = error.to_string();
+        assert!(text.contains("the arenas need 20224 bytes") && text.contains("depth"), "{text}");
     }
     assert_eq!([limited.live_bytes(0), limited.live_bytes(1)], [0, 0]);
 }
