@@ -47,7 +47,7 @@ pub fn examine() -> Vec<Finding> {
     findings.extend(of_gpus(&gpus));
     findings.extend(gpus.iter().flat_map(|gpus| between(gpus)));
     findings.push(kernels());
-    findings.push(multicast(gpus.as_deref().unwrap_or_default()));
+    findings.push(multicast(gpus.as_deref().ok()));
     findings.push(launcher());
     findings
 }
@@ -254,15 +254,23 @@ fn kernels() -> Finding {
     }
 }
 
-fn multicast(gpus: &[Gpu]) -> Finding {
-    let set = std::env::var("NCCL_NVLS_ENABLE").unwrap_or_else(|_| "not set".to_owned());
-    let there = if gpus.iter().any(|gpu| gpu.multicast) { "supported" } else { "not supported" };
-    finding(
-        "NVLink multicast",
-        State::Good,
-        format!("{there}; sessile never uses it; NCCL_NVLS_ENABLE is {set}"),
-        "nothing that sessile does; NCCL uses it unless NCCL_NVLS_ENABLE=0",
-    )
+fn multicast(gpus: Option<&[Gpu]>) -> Finding {
+    let enables = "nothing that sessile does: it never uses it";
+    let set = std::env::var("NCCL_NVLS_ENABLE");
+    let name = "NVLink multicast";
+    let Some(gpus) = gpus else { return finding(name, State::Good, "unknown without a driver", enables) };
+    if !gpus.iter().any(|gpu| gpu.multicast) {
+        return finding(name, State::Good, "not supported", enables);
+    }
+    match set.as_deref() {
+        Ok("0") => finding(name, State::Good, "supported; NCCL_NVLS_ENABLE=0 keeps NCCL off it", enables),
+        _ => Finding {
+            remedy:
+                "export NCCL_NVLS_ENABLE=0 keeps NCCL off it; --launch sets that unless you set another value"
+                    .to_owned(),
+            ..finding(name, State::Limited, "supported; NCCL may use it", enables)
+        },
+    }
 }
 
 fn launcher() -> Finding {

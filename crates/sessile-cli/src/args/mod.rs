@@ -50,7 +50,7 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Simulate a step of a large model on a virtual clock: buffers, times, overlap
     Simulate(Box<SimulateArgs>),
-    /// Measure on GPUs, each against its peers in one run
+    /// Measure on this machine, each against its peers in one run
     Bench(Box<BenchArgs>),
     /// See what this machine has for --device cuda, what each thing enables, and how to get what is missing
     Doctor(DoctorArgs),

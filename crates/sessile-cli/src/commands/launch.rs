@@ -17,6 +17,8 @@ use crate::{
 
 /// Process id of the launcher, in the environment of the ranks that it starts.
 const LAUNCHER: &str = "SESSILE_LAUNCHER";
+/// NCCL uses NVLink multicast unless this is 0; ranks leave it off unless the user says otherwise.
+const MULTICAST: &str = "NCCL_NVLS_ENABLE";
 /// How long the other ranks may go on after one has failed: they learn of it and say so.
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -44,7 +46,11 @@ pub(crate) fn launch(ranks: u32) -> Result<Verdict, Failure> {
     let environments = Job::on_this_machine(ranks).map_err(|error| failed("a new job", error))?;
     let mut job = Ranks::default();
     for (rank, environment) in environments.into_iter().enumerate() {
-        let child = Command::new(&program)
+        let mut command = Command::new(&program);
+        if env::var_os(MULTICAST).is_none() {
+            command.env(MULTICAST, "0");
+        }
+        let child = command
             .args(env::args_os().skip(1))
             .env(LAUNCHER, std::process::id().to_string())
             // Else the ranks would think that an agent listens at their port.

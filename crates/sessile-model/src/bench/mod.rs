@@ -7,7 +7,7 @@
 //! | `serial` | a graph a layer | each ends before the next graph starts |
 //! | `depth_1` | a graph a layer | planned at depth 1, which makes launches serial |
 //! | `depth_2` | a graph a layer | run on into the next graphs |
-//! | `depth_2_borders` | a graph a layer | as `depth_2`, and a graph waits for its fences before it starts |
+//! | `depth_2_borders` | a graph a layer | as `depth_2`, and a graph waits for its fences, if any, before it starts |
 //! | `no_reduce` | as `serial` | none: gradients stay where they are written |
 //! | `compute` | as `serial` | none, and weights are whole: no collective at all |
 //!
@@ -133,7 +133,7 @@ pub struct Timing {
     pub buffer_bytes: u64,
     /// Fences of the plan.
     pub fences: u64,
-    /// Digest of this rank's gradients after one step, of long ones their beginning; empty if there are none.
+    /// Digest of the gradients of all ranks after one step, of long ones their beginning; empty if there are none.
     pub digest: String,
 }
 
@@ -216,6 +216,7 @@ fn time<D: Device>(
     rounds.sort_unstable();
     hosts.sort_unstable();
     let (buffer_bytes, fences) = stack.storage();
+    stack.end()?;
     Ok(Timing {
         variant,
         step_ns: rounds[rounds.len() / 2],

@@ -2,7 +2,7 @@
 
 use half::bf16;
 use sessile_gtp::{ChainKind, Gtp, Pass, ReduceScatter, Repeat, WeightId, WeightSpec};
-use sessile_hal::{Beta, Device, Kernel, Op, View};
+use sessile_hal::{Beta, Comm, Device, Kernel, Op, View};
 use sessile_plan::DType;
 use sessile_runtime::{HasRuntime, Runtime, RuntimeError};
 use sha2::{Digest, Sha256};
@@ -151,7 +151,12 @@ impl<D: Device> Stack<D> {
                 hash.update(device.read(&main, &grad.slice(0, grad.elements().min(DIGESTED))?)?);
             }
         }
-        Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        // Of all ranks, so that each knows of a difference on any.
+        let mut all = Sha256::new();
+        for digest in self.gtp.runtime_ref().world().exchange(&hash.finalize())? {
+            all.update(digest);
+        }
+        Ok(all.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
     /// The backward once. Does not wait for the device.
@@ -165,6 +170,12 @@ impl<D: Device> Stack<D> {
             self.pass(Stack::layer)?;
         }
         self.gtp.runtime().join()
+    }
+
+    /// Gives up graphs and arenas.
+    pub(super) fn end(mut self) -> Result<(), RuntimeError> {
+        self.wait()?;
+        if self.variant.is_graphed() { self.gtp.runtime().release_plan() } else { Ok(()) }
     }
 
     /// Waits for all that was enqueued.

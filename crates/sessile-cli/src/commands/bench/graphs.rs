@@ -61,7 +61,8 @@ struct Row {
     timing: Timing,
     /// Time of `eager` over this one.
     over_eager: f64,
-    /// Time beyond `no_reduce`, as a fraction of this one: reduce-scatters that nothing hides. `null` for those without.
+    /// Time beyond `no_reduce`, as a fraction of this one: reduce-scatters that nothing hides. `null` for those without, and
+    /// where the spreads overlap.
     exposed_reduce_fraction: Option<f64>,
     /// Time beyond `compute`, as a fraction of this one: all collectives.
     exposed_fraction: Option<f64>,
@@ -193,28 +194,29 @@ fn equal_bits(timings: &[Timing]) -> bool {
     digests.all(|digest| Some(digest) == first)
 }
 
+/// Time of one beyond that of another, as a fraction of its own; `None` where their spreads overlap.
+fn beyond(own: &Timing, base: &Timing) -> Option<f64> {
+    let apart = own.least_ns > base.most_ns || own.most_ns < base.least_ns;
+    apart.then(|| (own.step_ns as f64 - base.step_ns as f64) / own.step_ns.max(1) as f64)
+}
+
 fn document(args: &GraphsArgs, ranks: u32, gpu: Option<String>, (host_costs, stacks): Raw) -> Document {
     let stacks = stacks
         .into_iter()
         .map(|(hidden, tokens, kind, timings)| {
-            let time =
-                |variant| timings.iter().find(|t| t.variant == variant).map_or(0, |t| t.step_ns) as f64;
-            let (eager, gathers, compute) =
-                (time(Variant::Eager), time(Variant::NoReduce), time(Variant::Compute));
             let equal_bits = equal_bits(&timings);
-            let variants = timings
-                .into_iter()
-                .map(|timing| {
-                    let own = timing.step_ns.max(1) as f64;
-                    let reduces = !timing.digest.is_empty();
-                    Row {
-                        over_eager: eager / own,
-                        exposed_reduce_fraction: reduces.then(|| (own - gathers) / own),
-                        exposed_fraction: (timing.variant != Variant::Compute).then(|| (own - compute) / own),
-                        timing,
-                    }
-                })
-                .collect();
+            let find = |variant| timings.iter().find(|timing| timing.variant == variant);
+            let (eager, gathers, compute) =
+                (find(Variant::Eager), find(Variant::NoReduce), find(Variant::Compute));
+            let row = |timing: &Timing| Row {
+                over_eager: eager.map_or(1.0, |eager| eager.step_ns as f64 / timing.step_ns.max(1) as f64),
+                exposed_reduce_fraction: gathers
+                    .filter(|_| !timing.digest.is_empty())
+                    .and_then(|gathers| beyond(timing, gathers)),
+                exposed_fraction: compute.and_then(|compute| beyond(timing, compute)),
+                timing: timing.clone(),
+            };
+            let variants = timings.iter().map(row).collect();
             Measured { hidden, tokens, reduce_scatter: kind.name(), equal_bits, variants }
         })
         .collect();
@@ -243,7 +245,7 @@ fn tell(args: &GraphsArgs, file: Option<output::Output>, document: Document) -> 
     let microseconds = |ns: u64| format!("{:.1}", ns as f64 / 1e3);
     let percent = |part: Option<f64>| part.map_or_else(String::new, |part| format!("{:.1} %", part * 100.0));
     for stack in &document.stacks {
-        let equal = if stack.equal_bits { "gradients equal to the bit" } else { "GRADIENTS DIFFER" };
+        let equal = if stack.equal_bits { "compared gradients equal to the bit" } else { "GRADIENTS DIFFER" };
         lines.line(format_args!(
             "{} ranks, gtp {}{}, {} layers of {}², {} tokens, {}: {equal}",
             document.ranks,
