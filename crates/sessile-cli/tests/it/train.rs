@@ -12,6 +12,18 @@ fn json(sandbox: &Sandbox, name: &str) -> Value {
 }
 
 #[test]
+fn the_tables_of_a_run() {
+    let sandbox = Sandbox::new();
+    // A text of its own, as the built-in one changes with the documentation; one thread, so that counts are fixed.
+    sandbox.write("text", "The quick brown fox jumps over the lazy dog. ".repeat(40));
+    let table = sandbox.run(&format!("{SMALL} --data text --ranks 2 --steps 3 --schedule-seed 1")).good();
+    // Losses depend on the instructions that a processor has.
+    insta::with_settings!({ filters => vec![(r"\d\.\d{6}", "[loss]")] }, {
+        insta::assert_snapshot!("train", table);
+    });
+}
+
+#[test]
 fn a_small_run_is_good_and_its_files_can_be_checked() {
     let sandbox = Sandbox::new();
     let line = format!(
