@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod auto;
 mod commands;
 mod failure;
 mod input;

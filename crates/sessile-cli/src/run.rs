@@ -9,6 +9,8 @@ use sessile_hal::DeviceError;
 use sessile_model::{Choice, CollectiveKernel, FreeBytes, GradReady, Kinds, TrainConfig};
 use sessile_plan::{Domain, Plan, Trace};
 
+use crate::auto::Auto;
+
 /// Value of `schema`.
 pub(crate) const SCHEMA: &str = "sessile.run";
 /// Version of the format that this build reads and writes.
@@ -277,6 +279,9 @@ pub(crate) struct Run {
     /// `null` on the host device.
     #[serde(deserialize_with = "nullable")]
     pub(crate) cuda: Option<Cuda>,
+    /// What depths were chosen from, by their time in a replayed step; `null` if they were given.
+    #[serde(deserialize_with = "nullable")]
+    pub(crate) auto: Option<Auto>,
     /// The recorded requests of rank 0.
     #[serde(deserialize_with = "nullable")]
     pub(crate) trace: Option<Box<RawValue>>,

@@ -5,7 +5,7 @@ use sessile_gtp::Choice;
 use sessile_plan::{Plan, Trace};
 use sessile_runtime::{Footprint, log::Log};
 
-use crate::config::TrainConfig;
+use crate::{config::TrainConfig, simulate::DepthTable};
 
 /// Version of the run format.
 pub const RUN_VERSION: u32 = 1;
@@ -75,6 +75,8 @@ pub struct GraphsOutcome {
     pub trace: Trace,
     /// What was planned.
     pub plan: Plan,
+    /// What its depths were chosen from, if they were.
+    pub depths: Option<DepthTable>,
     /// What the arenas take of the device's memory, as known before they were allocated.
     pub footprint: Footprint,
     /// Free memory of the device over the replayed steps; `None` if it has none of its own.

@@ -31,41 +31,61 @@ impl GroupDepths {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Plan", allow_negative_numbers = true)]
 pub(crate) struct PlanChoices {
-    /// How bytes are given to buffers: sessile, generations:N, ring:N or per-request
-    #[arg(long, value_name = "NAME", default_value = "sessile")]
-    strategy: Strategy,
-    /// Launches apart before bytes are reused; 1 makes launches serial; auto replays 1 to 3 for every group and chooses
-    #[arg(long, value_name = "N|auto", default_value = "2", value_parser = parse::depth_or_auto)]
-    pub(crate) depth: parse::Depth,
+    /// How bytes are given to buffers: sessile, generations:N, ring:N or per-request [default: sessile]
+    #[arg(long, value_name = "NAME")]
+    strategy: Option<Strategy>,
+    /// Launches apart before bytes are reused; 1 makes launches serial; auto replays 1 to 3 for every group and chooses [default: 2]
+    #[arg(long, value_name = "N|auto", value_parser = parse::depth_or_auto)]
+    depth: Option<parse::Depth>,
     #[command(flatten)]
     groups: GroupDepths,
     /// With --depth auto: the least exposed communication whose arenas fit so many bytes
     #[arg(long, value_name = "BYTES", value_parser = parse::whole::<u64>)]
     pub(crate) memory_limit: Option<u64>,
-    /// What happens between two steps
-    #[arg(long, value_name = "CUT", default_value = "barrier", value_parser = parse::word(parse::CUTS))]
-    step_cut: StepCut,
-    /// Whether reduce-scatters may run on into the next graphs
-    #[arg(long, value_name = "ON|OFF", default_value = "on", value_parser = parse::word(parse::OVERLAPS))]
-    overlap: Overlap,
+    /// What happens between two steps [default: barrier]
+    #[arg(long, value_name = "CUT", value_parser = parse::word(parse::CUTS))]
+    step_cut: Option<StepCut>,
+    /// Whether reduce-scatters may run on into the next graphs [default: on]
+    #[arg(long, value_name = "ON|OFF", value_parser = parse::word(parse::OVERLAPS))]
+    overlap: Option<Overlap>,
 }
 
 impl PlanChoices {
+    /// The depth, or that it is to be chosen.
+    pub(crate) fn depth(&self) -> parse::Depth {
+        self.depth.unwrap_or(parse::Depth::Fixed(PlanOptions::default().depth))
+    }
+
     /// As the planner takes them.
     pub(crate) fn options(&self) -> PlanOptions {
+        let default = PlanOptions::default();
         PlanOptions {
-            strategy: self.strategy,
-            depth: match self.depth {
+            strategy: self.strategy.unwrap_or(default.strategy),
+            depth: match self.depth() {
                 parse::Depth::Fixed(depth) => depth,
-                parse::Depth::Auto => PlanOptions::default().depth,
+                parse::Depth::Auto => default.depth,
             },
             depth_by_group: self.groups.by_group(),
-            step_cut: self.step_cut,
+            step_cut: self.step_cut.unwrap_or(default.step_cut),
             launch_order: match self.overlap {
-                Overlap::On => LaunchOrder::Overlapped,
-                Overlap::Off => LaunchOrder::Serial,
+                Some(Overlap::On) | None => LaunchOrder::Overlapped,
+                Some(Overlap::Off) => LaunchOrder::Serial,
             },
         }
+    }
+
+    /// The first option that was given.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        let given = [
+            ("--strategy", self.strategy.is_some()),
+            ("--depth", self.depth.is_some()),
+            ("--depth-expert", self.groups.depth_expert.is_some()),
+            ("--depth-group", !self.groups.depth_group.is_empty()),
+            ("--memory-limit", self.memory_limit.is_some()),
+            ("--step-cut", self.step_cut.is_some()),
+            ("--overlap", self.overlap.is_some()),
+        ];
+        given.into_iter().find_map(|(option, given)| given.then_some(option))
     }
 }
 

@@ -3,13 +3,23 @@
 use std::{collections::BTreeMap, path::Path};
 
 use serde::Serialize;
-use sessile_model::{GradReady, Kinds, config::Mode};
-use sessile_plan::{Baselines, Plan, Trace, baseline_bytes, plan, read_plan, read_trace, validate};
+use sessile_model::{
+    GradReady, Kinds,
+    config::Mode,
+    simulate::{TraceDepth, depth_of_trace},
+};
+use sessile_plan::{
+    Baselines, Plan, PlanOptions, Trace, baseline_bytes, plan, read_plan, read_trace, validate,
+};
 use sessile_runtime::{check, log};
 
-use super::{depth::planned, findings, json};
+use super::{
+    depth::{planned, refuse},
+    findings, json,
+};
 use crate::{
     args::CheckArgs,
+    auto::Auto,
     failure::{Failure, Verdict},
     input, output,
     run::{self, Execution, ReduceScatters, Run},
@@ -55,8 +65,14 @@ pub(super) fn run(args: &CheckArgs) -> Result<Verdict, Failure> {
     })?;
     let outcome = match schema.as_str() {
         Trace::SCHEMA => of_trace(path, args, &bytes)?,
-        run::SCHEMA => of_run(path, &bytes)?,
-        log::Log::SCHEMA => of_log(path, &bytes)?,
+        run::SCHEMA => {
+            refuse(&args.choices, "a saved run is checked as it was planned: leave it out")?;
+            of_run(path, &bytes)?
+        }
+        log::Log::SCHEMA => {
+            refuse(&args.choices, "an event log is not planned: leave it out")?;
+            of_log(path, &bytes)?
+        }
         other => {
             return Err(input::about(path, format_args!("field `schema` is `{other}`: give {EXPECTED}")));
         }
@@ -214,6 +230,11 @@ impl Outcome {
             ("order_deviations", run.order_deviations.is_some()),
             ("overlap", run.overlap.is_some()),
         ];
+        let chosen = run.config.train.depth_auto && mode != Mode::Eager;
+        if run.auto.is_some() != chosen {
+            let says = if chosen { "null, but" } else { "not null, but no" };
+            self.findings.push(format!("`auto` is {says} depths were chosen"));
+        }
         for (field, present) in fields {
             match (present, mode) {
                 (false, Mode::Graphs | Mode::Both) => {
@@ -275,10 +296,33 @@ impl Outcome {
         }
     }
 
+    /// Depths that were chosen must be those that the durations of the trace choose.
+    fn choice(&mut self, run: &Run, trace: &Trace, saved: &Plan, options: &PlanOptions) {
+        let limit = run.config.train.memory_limit;
+        match depth_of_trace(trace, options, limit) {
+            Ok(TraceDepth { candidates, chosen, plan }) => {
+                let (depths, says) = (&plan.options, &saved.options);
+                if (depths.depth, &depths.depth_by_group) != (says.depth, &says.depth_by_group) {
+                    self.findings.push("`plan.options`: the trace chooses other depths".to_owned());
+                }
+                if run.auto.as_ref().is_some_and(|auto| *auto != Auto::new((candidates, chosen), limit)) {
+                    self.findings.push("`auto` is not what the trace gives".to_owned());
+                }
+            }
+            Err(error) => self.findings.push(format!("no depth can be chosen for the trace: {error}")),
+        }
+    }
+
     /// Compares the run's numbers with those of the trace and of the options, never with each other.
     fn numbers(&mut self, run: &Run, trace: &Trace, saved: &Plan) {
         let config = &run.config.train;
-        let options = config.plan_options();
+        let mut options = config.plan_options();
+        if config.depth_auto {
+            self.choice(run, trace, saved, &options);
+            // All but the depths is as configured.
+            options.depth = saved.options.depth;
+            options.depth_by_group = saved.options.depth_by_group.clone();
+        }
         if saved.options != options {
             self.findings.push("`plan.options` are not those of `config`".to_owned());
         }

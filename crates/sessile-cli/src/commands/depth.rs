@@ -1,85 +1,25 @@
-//! Depths that are chosen, and the table of what they were chosen from.
+//! Plans as the options ask for them, with depths that are given or chosen.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
-use serde::{Deserialize, Serialize};
 use sessile_model::{
     TrainError,
-    simulate::{AutoError, Candidate, TraceDepth, WORTH, depth_of_trace, depth_text},
+    simulate::{AutoError, TraceDepth, depth_of_trace},
 };
-use sessile_plan::{Plan, Trace, plan};
+use sessile_plan::{Plan, PlanOptions, Trace, plan};
 
 use crate::{
     args::{Depth, PlanChoices},
+    auto::Auto,
     failure::Failure,
-    ui::{count, table},
+    ui::clean,
 };
-
-/// How the depth was chosen.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Auto {
-    worth: f64,
-    pub(super) memory_limit: Option<u64>,
-    pub(super) candidates: Vec<Row>,
-}
-
-/// One vector of depths.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Row {
-    /// The depths, as people read them.
-    pub(super) text: String,
-    pub(super) depth: BTreeMap<String, u32>,
-    /// Whether depths count the launches that use the group, or all launches.
-    pub(super) by_group: bool,
-    pub(super) bytes: u64,
-    pub(super) lower_bound_bytes: u64,
-    pub(super) fences: u64,
-    pub(super) backward_ns: u64,
-    pub(super) exposed_ns: u64,
-    pub(super) exposed_fraction: f64,
-    pub(super) chosen: bool,
-}
-
-impl Auto {
-    pub(super) fn new(candidates: Vec<Candidate>, chosen: usize, memory_limit: Option<u64>) -> Auto {
-        let row = |(at, candidate): (usize, Candidate)| Row {
-            text: depth_text(&candidate),
-            depth: candidate.depth,
-            by_group: candidate.by_group,
-            bytes: candidate.bytes,
-            lower_bound_bytes: candidate.lower_bound_bytes,
-            fences: candidate.fences,
-            backward_ns: candidate.backward_ns,
-            exposed_ns: candidate.exposed_ns,
-            exposed_fraction: candidate.exposed_fraction,
-            chosen: at == chosen,
-        };
-        Auto { worth: WORTH, memory_limit, candidates: candidates.into_iter().enumerate().map(row).collect() }
-    }
-
-    /// The table, as people read it. `phase` is what the times are of.
-    pub(super) fn table(&self, phase: &str) -> String {
-        let row = |row: &Row| {
-            vec![
-                row.text.clone(),
-                if row.chosen { "chosen".to_owned() } else { String::new() },
-                count(row.bytes),
-                count(row.lower_bound_bytes),
-                count(row.fences),
-                format!("{:.3}", row.backward_ns as f64 / 1e6),
-                format!("{:.2}", 100.0 * row.exposed_fraction),
-            ]
-        };
-        let time = format!("{phase} ms");
-        let head = ["depth", "", "bytes", "lower bound", "fences", &time, "exposed %"];
-        table(&head, 2, self.candidates.iter().map(row).collect())
-    }
-}
 
 /// Plans a trace as the options say, choosing depths if they ask for it.
 pub(super) fn planned(choices: &PlanChoices, trace: &Trace) -> Result<(Plan, Option<Auto>), Failure> {
     let options = choices.options();
-    match (choices.depth, choices.memory_limit) {
+    known_groups(trace, &options)?;
+    match (choices.depth(), choices.memory_limit) {
         (Depth::Fixed(_), Some(_)) => {
             Err(Failure::Input("--memory-limit chooses among depths: use it with --depth auto".to_owned()))
         }
@@ -90,9 +30,46 @@ pub(super) fn planned(choices: &PlanChoices, trace: &Trace) -> Result<(Plan, Opt
         (Depth::Auto, limit) => {
             let TraceDepth { candidates, chosen, plan } =
                 depth_of_trace(trace, &options, limit).map_err(failure)?;
-            Ok((plan, Some(Auto::new(candidates, chosen, limit))))
+            Ok((plan, Some(Auto::new((candidates, chosen), limit))))
         }
     }
+}
+
+/// Groups that requests of a trace are of.
+fn groups(trace: &Trace) -> BTreeSet<&str> {
+    trace.requests().filter_map(|(_, request)| request.spec.group.as_deref()).collect()
+}
+
+/// Refuses depths of groups that a trace does not have.
+fn known_groups(trace: &Trace, options: &PlanOptions) -> Result<(), Failure> {
+    let known = groups(trace);
+    let Some((group, depth)) =
+        options.depth_by_group.iter().find(|(group, _)| !known.contains(group.as_str()))
+    else {
+        return Ok(());
+    };
+    let names: Vec<String> = known.into_iter().map(clean).collect();
+    let remedy =
+        if names.is_empty() { "use --depth".to_owned() } else { format!("name {}", names.join(", ")) };
+    Err(Failure::Input(format!("--depth-group {group}={depth}: no request is of this group: {remedy}")))
+}
+
+/// Refuses options that shape a plan where none is made. `why` says so, and what to do.
+pub(super) fn refuse(choices: &PlanChoices, why: &str) -> Result<(), Failure> {
+    match choices.given() {
+        Some(option) => Err(Failure::Input(format!("{option}: {why}"))),
+        None => Ok(()),
+    }
+}
+
+/// Depths of a plan as people read them: `2`, or by group `dense 1, expert 2`, after the depth of all other requests.
+pub(super) fn depths_text(trace: &Trace, options: &PlanOptions) -> String {
+    let PlanOptions { depth, depth_by_group, .. } = options;
+    let own = |group: &str| depth_by_group.contains_key(group);
+    let others = trace.requests().any(|(_, request)| !request.spec.group.as_deref().is_some_and(own));
+    let all = (others || depth_by_group.is_empty()).then(|| depth.to_string());
+    let each = depth_by_group.iter().map(|(group, depth)| format!("{} {depth}", clean(group)));
+    all.into_iter().chain(each).collect::<Vec<_>>().join(", ")
 }
 
 /// Whose fault it is that there is no choice.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Instant};
 use serde::Serialize;
 use sessile_plan::{Packed, PackingBlock, pack, read_packing, write_packing};
 
-use super::json;
+use super::{depth::refuse, json};
 use crate::{
     args::PlanArgs,
     failure::{Failure, Verdict},
@@ -39,6 +39,8 @@ pub(super) fn is_packing(args: &PlanArgs) -> bool {
 /// Packs the blocks of a file.
 pub(super) fn run(args: &PlanArgs) -> Result<Verdict, Failure> {
     let path = args.trace.as_path();
+    let why = format!("{} is a packing file, whose lifetimes are given: use --capacity", path.display());
+    refuse(&args.choices, &why)?;
     if args.explain || args.out.is_some() {
         let option = if args.explain { "--explain" } else { "--out" };
         return Err(Failure::Input(format!(

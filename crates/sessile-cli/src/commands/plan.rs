@@ -6,11 +6,12 @@ use serde::Serialize;
 use sessile_plan::{Plan, Request, RequestId, Runner, Trace, write_plan, write_plan_csv};
 
 use super::{
-    depth::{Auto, planned},
+    depth::{depths_text, planned},
     explain, json,
 };
 use crate::{
     args::PlanArgs,
+    auto::Auto,
     failure::{Failure, Verdict},
     input, output,
     ui::{Lines, clean, count, milliseconds, table},
@@ -98,7 +99,7 @@ fn print(trace: &Trace, plan: &Plan, auto: Option<&Auto>, args: &PlanArgs) -> Re
         count(plan.views.len() as u64),
         count(trace.runners.len() as u64),
         options.strategy,
-        options.depth
+        depths_text(trace, options)
     ))?;
     lines.line(format_args!("plan {}", plan.digest()))?;
     lines.line("")?;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::json;
+use super::{depth::refuse, json};
 use crate::{
     args::CheckArgs,
     failure::{Failure, Verdict},
@@ -22,6 +22,7 @@ struct Document<'a> {
 
 /// Shows all exhibits.
 pub(super) fn run(args: &CheckArgs) -> Result<Verdict, Failure> {
+    refuse(&args.choices, "--self-test plans what it shows by itself: leave it out")?;
     let [json_out] = output::prepare([("--json", args.common.json.as_deref())], &[])?;
     let exhibits = museum::exhibits();
     let progress = Progress::new(args.common.quiet, exhibits.len() as u64);

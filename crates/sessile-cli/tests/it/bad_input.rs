@@ -234,6 +234,8 @@ fn options_of_plan() {
         ("plan trace.json --depth 0", &["depth", "0"]),
         ("plan trace.json --depth 4294967295", &["depth", "4294967295"]),
         ("plan trace.json --depth -1", &["--depth", "-1", "use a whole number"]),
+        ("plan trace.json --depth-group nope=2", &["--depth-group nope=2", "name gtp0"]),
+        ("check trace.json --depth-expert 1", &["--depth-group expert=1", "name gtp0"]),
         ("plan trace.json --strategy best", &["--strategy", "best", "sessile"]),
         ("plan same.json --strategy ring:1", &["same.json", "ring:1", "use ring:2"]),
         ("plan trace.json --out trace.json", &["--out", "trace.json", "is the file that is read"]),

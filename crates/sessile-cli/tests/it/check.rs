@@ -44,6 +44,12 @@ fn an_ordered_log_is_good_and_an_unordered_one_is_bad() {
     sandbox.write("good.json", log(true));
     sandbox.write("bad.json", log(false));
     sandbox.run("check good.json").good();
+    for (line, option) in
+        [("check good.json --step-cut wrap", "--step-cut"), ("check --self-test --depth 3", "--depth")]
+    {
+        let ran = sandbox.run(line);
+        assert!(ran.code == 2 && ran.stderr.contains(&format!("{option}: ")), "{line}: {ran:?}");
+    }
     let ran = sandbox.run("check bad.json --json found.json");
     assert_eq!(ran.code, 1, "{}{}", ran.stdout, ran.stderr);
     insta::assert_snapshot!("check_bad_log", ran.stdout);

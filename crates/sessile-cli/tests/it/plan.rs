@@ -43,7 +43,9 @@ fn a_comparison_holds_every_trace_in_order() {
     let names: Vec<&Value> = document["traces"].as_array().unwrap().iter().map(|t| &t["name"]).collect();
     assert_eq!(names, ["two layers", "other"]);
     for trace in document["traces"].as_array().unwrap() {
-        for depth in ["1", "2", "3", "auto"] {
+        assert_eq!(trace["durations"], "modelled");
+        for (depth, by_group) in [("1", false), ("2", false), ("3", false), ("auto", true)] {
+            assert_eq!(trace["sessile"][depth]["by_group"], by_group, "{depth}");
             let exposed = trace["sessile"][depth]["exposed_fraction"].as_f64().unwrap();
             assert!((0.0..1.0).contains(&exposed), "{exposed}");
             let depths = trace["sessile"][depth]["depth"].as_object().unwrap();
@@ -150,6 +152,12 @@ fn what_a_packing_file_can_not_mean_is_bad_input_with_line_and_column() {
         ("plan good.csv --out p.json", "--out"),
         ("plan good.csv --json good.csv", "is read"),
         ("plan good.csv --capacity -1", "whole number"),
+        ("plan good.csv --depth auto", "--depth: good.csv is a packing file"),
+        ("plan good.csv --depth-group a=2", "--depth-group: good.csv"),
+        ("plan good.csv --memory-limit 5", "--memory-limit: good.csv"),
+        ("plan good.csv --strategy sessile", "--strategy: good.csv"),
+        ("plan good.csv --step-cut wrap", "--step-cut: good.csv"),
+        ("plan good.csv --overlap off", "--overlap: good.csv"),
         ("plan trace.json --capacity 5", "packing files"),
     ];
     for (line, expected) in cases {
@@ -187,6 +195,36 @@ fn depths_are_chosen_and_the_table_is_part_of_the_plan() {
         let ran = sandbox.run(&line);
         assert_eq!(ran.code, 2, "{line}: {}", ran.stderr);
         assert!(ran.stderr.contains(expected), "{line}: {}", ran.stderr);
+    }
+}
+
+#[test]
+fn what_is_in_the_way_of_a_limit_is_the_peak_and_remedies_are_those_that_apply() {
+    let sandbox = Sandbox::new();
+    let request = |id: u32, weight: &str, rows: u64, dtype: &str| {
+        let shape = [rows, 256];
+        serde_json::json!({ "id": id, "weight": weight, "role": "wgrad_input", "dtype": dtype, "shape": shape,
+            "unsharded_shape": shape, "domain": "default", "group": "dense" })
+    };
+    // The largest request is alone in its runner; two smaller ones need more together.
+    let trace = |dtype| {
+        let runner = |name, requests| serde_json::json!({ "name": name, "requests": requests, "points": [] });
+        let small = vec![request(1, "left", 300, dtype), request(2, "right", 300, dtype)];
+        let runners = vec![runner("a", vec![request(0, "large", 400, dtype)]), runner("b", small)];
+        serde_json::json!({ "schema": "sessile.trace", "version": 1, "name": "peak", "runners": runners,
+            "steps": [[0, 1]] })
+    };
+    for (dtype, bytes, remedy) in [
+        ("bf16", 307_200, "raise the limit\n"),
+        ("f32", 614_400, "raise the limit, or use --wgrad-dtype bf16\n"),
+    ] {
+        sandbox.write("peak.json", trace(dtype).to_string());
+        let ran = sandbox.run("plan peak.json --depth auto --memory-limit 5");
+        assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{ran:?}");
+        assert!(ran.stderr.contains(&format!("the smallest plan takes {bytes} bytes (dense 1)")), "{ran:?}");
+        assert!(ran.stderr.contains("in the way are left wgrad_input"), "{ran:?}");
+        assert!(ran.stderr.contains("right wgrad_input") && !ran.stderr.contains("large"), "{ran:?}");
+        assert!(ran.stderr.ends_with(remedy), "{ran:?}");
     }
 }
 

@@ -88,16 +88,29 @@ fn plans_and_traces_are_reported_with_and_without_names() {
 fn the_table_of_depths_comes_from_a_simulation() {
     let sandbox = Sandbox::new();
     sandbox.run("simulate --model nemotron4-quarter --depth auto --json s.json --trace-out t.json -q").good();
-    sandbox.run("report t.json --simulation s.json -o r.html -q").good();
-    let (data, simulated) = (inside(&sandbox.read("r.html")), document(&sandbox, "s.json"));
-    let (shown, known) =
-        (data["depths"].as_array().unwrap(), simulated["auto"]["candidates"].as_array().unwrap());
-    assert_eq!(shown.len(), known.len());
-    for (shown, known) in shown.iter().zip(known) {
-        for field in ["bytes", "lower_bound_bytes", "fences", "exposed_fraction", "chosen"] {
-            assert_eq!(shown[field], known[field], "{field}");
+    let simulated = document(&sandbox, "s.json");
+    let known = simulated["auto"]["candidates"].as_array().unwrap();
+    for depth in 1..=3 {
+        sandbox.run(&format!("report t.json --simulation s.json --depth {depth} -o r.html -q")).good();
+        let data = inside(&sandbox.read("r.html"));
+        let shown = data["depths"].as_array().unwrap();
+        assert_eq!(shown.len(), known.len());
+        for (shown, known) in shown.iter().zip(known) {
+            for field in ["bytes", "lower_bound_bytes", "fences", "exposed_fraction"] {
+                assert_eq!(shown[field], known[field], "{field}");
+            }
+            // The mark is on the plan that the page draws, whatever the simulation chose.
+            assert_eq!(shown["shown"], known["depth"]["dense"] == depth);
+            assert!(shown["shown"] == false || shown["bytes"] == data["bytes"]);
         }
     }
+    let foreign = sandbox.run("report trace.json --simulation s.json -o f.html");
+    assert_eq!((foreign.code, foreign.stdout.as_str()), (2, ""), "{foreign:?}");
+    assert!(
+        foreign.stderr.contains("s.json") && foreign.stderr.contains("is of another trace"),
+        "{foreign:?}"
+    );
+    assert!(!sandbox.names().contains(&"f.html".to_owned()));
 }
 
 #[test]
@@ -110,6 +123,9 @@ fn what_cannot_be_reported_is_bad_input() {
         ("report plan.json --trace far.json -o r.html", "another trace"),
         ("report absent.json -o r.html", "does not exist"),
         ("report trace.json -o trace.json", "is read"),
+        ("report plan.json --depth 3 -o r.html", "--depth: plan.json holds its plan"),
+        ("report trace.json --trace far.json -o r.html", "--trace is for a plan"),
+        ("report trace.json --depth-group nope=1 -o r.html", "name gtp0"),
         ("report trace.json --simulation plan.json -o r.html", "simulate --depth auto"),
     ];
     for (line, expected) in cases {

@@ -70,6 +70,15 @@ fn documents_are_what_the_schema_says_and_the_trace_is_planned_alike() {
     assert_eq!(plan["digest"], simulated["runs"][0]["plan_digest"]);
     assert_eq!(plan["bytes"], simulated["runs"][0]["bytes"]);
     sandbox.run("check t.json -q").good();
+    for (options, depth) in [
+        ("--depth-group dense=1 --depth-expert 2", "depth dense 1, expert 2"),
+        ("--depth 3 --depth-expert 1", "depth 3, expert 1"),
+        ("--depth 1", "depth 1"),
+    ] {
+        let text = sandbox.run(&format!("plan t.json {options}")).good();
+        let first = text.lines().next().unwrap_or_default();
+        assert!(first.ends_with(&format!("strategy sessile, {depth}")), "{options}: {first}");
+    }
     assert!(sandbox.read("time.json").contains("\"ph\""));
 }
 

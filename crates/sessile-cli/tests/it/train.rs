@@ -159,6 +159,68 @@ fn a_saved_run_that_was_changed_is_found() {
 }
 
 #[test]
+fn depths_that_were_chosen_are_told_checked_and_reported() {
+    let sandbox = Sandbox::new();
+    let line = "train --layers 4 --hidden 16 --heads 2 --seq 8 --batch 1 --experts 2 --steps 2 --mode graphs --depth auto";
+    let text = sandbox.run(&format!("{line} --json run.json")).good();
+    assert!(text.contains(", chosen from the durations of the discovery"), "{text}");
+    assert!(text.contains("dense 1, expert 1") && text.contains("3 for all launches"), "{text}");
+    sandbox.run("check run.json").good();
+    let rows = json(&sandbox, "run.json")["auto"]["candidates"].clone();
+    assert_eq!(rows.as_array().unwrap().len(), 12);
+
+    // Only depth 1 of dense weights fits the fewest bytes: the choice cannot be the default, whatever was measured.
+    let rows = rows.as_array().unwrap();
+    let bytes = |row: &Value| row["bytes"].as_u64().unwrap();
+    let least = rows.iter().map(bytes).min().unwrap();
+    assert!(rows.iter().all(|row| row["depth"]["dense"] == 1 || bytes(row) > least));
+    sandbox.run(&format!("{line} --memory-limit {least} --json least.json -q")).good();
+    validate(&sandbox.read("least.json"), "run.schema.json");
+    let least = json(&sandbox, "least.json");
+    let rows = least["auto"]["candidates"].as_array().unwrap();
+    let chosen: Vec<_> = rows.iter().filter(|row| row["chosen"] == true).collect();
+    assert_eq!((chosen.len(), &chosen[0]["bytes"]), (1, &least["memory"]["arena_bytes"]));
+    assert_eq!(chosen[0]["depth"]["dense"], 1);
+    sandbox.run("check least.json").good();
+    sandbox.run("report least.json -o r.html -q").good();
+    let page = sandbox.read("r.html");
+    let shown = format!("\"name\":{},\"bytes\":{}", chosen[0]["text"], chosen[0]["bytes"]);
+    let (_, row) = page.split_once(&shown).expect("the row is on the page");
+    assert!(row.split('}').next().unwrap().contains("\"shown\":true"), "{shown}");
+
+    type Change = (&'static str, fn(&mut Value));
+    let changes: [Change; 6] = [
+        ("`plan.options` are not those of `config`", |run| run["config"]["strategy"] = "per-request".into()),
+        ("`plan.options` are not those of `config`", |run| run["config"]["step_cut"] = "wrap".into()),
+        ("`plan.options`: the trace chooses other depths", |run| {
+            run["config"].as_object_mut().unwrap().remove("memory_limit");
+            run["config"]["depth_by_group"] = serde_json::json!({ "dense": 3, "expert": 3 });
+        }),
+        ("`auto` is null", |run| run["auto"] = Value::Null),
+        ("`auto` is not null", |run| drop(run["config"].as_object_mut().unwrap().remove("depth_auto"))),
+        ("`auto` is not what the trace gives", |run| run["auto"]["candidates"][0]["exposed_ns"] = 1.into()),
+    ];
+    for (finding, change) in changes {
+        let mut run = least.clone();
+        change(&mut run);
+        sandbox.write("changed.json", run.to_string());
+        let ran = sandbox.run("check changed.json");
+        assert!(ran.code == 1 && ran.stdout.contains(finding), "{finding}: {ran:?}");
+    }
+
+    for (line, words) in [
+        ("check run.json --depth 3", "--depth: a saved run"),
+        ("check run.json --strategy sessile", "--strategy: a saved run"),
+        ("report run.json -o x.html --depth 2", "--depth: run.json holds its plan"),
+        ("report run.json -o x.html --trace trace.json", "--trace is for a plan"),
+    ] {
+        let ran = sandbox.run(line);
+        assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{line}: {ran:?}");
+        assert!(ran.stderr.contains(words), "{line}: {ran:?}");
+    }
+}
+
+#[test]
 fn the_last_line_says_how_many_steps_were_replayed() {
     let sandbox = Sandbox::new();
     let two = sandbox.run(&format!("{SMALL} --steps 2")).good();
@@ -182,7 +244,8 @@ fn what_an_eager_run_lacks_is_null() {
     sandbox.run(&format!("{SMALL} --steps 2 --mode eager --json run.json")).good();
     validate(&sandbox.read("run.json"), "run.schema.json");
     let run = json(&sandbox, "run.json");
-    for field in ["equal_bits", "memory", "fences", "replays", "overlap", "checker", "trace", "plan"] {
+    for field in ["equal_bits", "memory", "fences", "replays", "overlap", "checker", "auto", "trace", "plan"]
+    {
         assert_eq!(run[field], Value::Null, "{field}");
     }
     assert_eq!(run["steps"][0]["graphs"], Value::Null);

@@ -1,9 +1,9 @@
 //! The choice of depths: every small vector of depths is simulated, and the table decides.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sessile_host::RankFailure;
-use sessile_plan::{Plan, PlanOptions, Role, Trace, plan};
+use sessile_plan::{DType, Plan, PlanOptions, RequestSpec, Role, Strategy, Trace, plan};
 use sessile_runtime::RuntimeError;
 
 use super::{SimulateConfig, Simulated, replay, simulate};
@@ -36,6 +36,9 @@ pub struct Candidate {
     pub exposed_fraction: f64,
 }
 
+/// Candidates, in order of depth, and the index of the chosen one.
+pub type DepthTable = (Vec<Candidate>, usize);
+
 /// All candidates and the one that was chosen.
 #[derive(Clone, Debug)]
 pub struct AutoDepth {
@@ -50,8 +53,8 @@ pub struct AutoDepth {
 /// No vector of depths fits the limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "--memory-limit {limit}: the smallest plan takes {bytes} bytes ({depth}); in the way are {}; raise the limit, use \
-     --wgrad-dtype bf16, another kind of reduce-scatter, or shard wider", .largest.join(", ")
+    "--memory-limit {limit}: the smallest plan takes {bytes} bytes ({depth}); in the way are {}; {}",
+    .largest.join(", "), .remedies.join(", or ")
 )]
 pub struct OverLimit {
     /// What was allowed.
@@ -60,8 +63,10 @@ pub struct OverLimit {
     pub bytes: u64,
     /// Its depths.
     pub depth: String,
-    /// Its largest requests.
+    /// The largest requests that must be live at once.
     pub largest: Vec<String>,
+    /// What would help.
+    pub remedies: Vec<&'static str>,
 }
 
 /// Why there is no choice.
@@ -212,13 +217,8 @@ pub fn depth_of_trace(
         Some(chosen) => Ok(TraceDepth { candidates, chosen, plan: plans.swap_remove(chosen) }),
         None => {
             let smallest = (0..plans.len()).min_by_key(|&at| plans[at].bytes()).unwrap_or(0);
-            Err(OverLimit {
-                limit: limit.unwrap_or(0),
-                bytes: plans[smallest].bytes(),
-                depth: depth_text(&candidates[smallest]),
-                largest: largest(trace, &plans[smallest]),
-            }
-            .into())
+            let depth = depth_text(&candidates[smallest]);
+            Err(over_limit(limit, trace, &plans[smallest], depth, &options.depth_by_group).into())
         }
     }
 }
@@ -277,23 +277,49 @@ pub fn auto_depth(
             let simulated = simulate(&config)?;
             Ok(AutoDepth { candidates, chosen, simulated })
         }
-        (None, _, Some((trace, plan, depth))) => Err(OverLimit {
-            limit: limit.unwrap_or(0),
-            bytes: plan.bytes(),
-            depth,
-            largest: largest(&trace, &plan),
+        (None, _, Some((trace, plan, depth))) => {
+            Err(over_limit(limit, &trace, &plan, depth, &config.plan.depth_by_group).into())
         }
-        .into()),
         (None, _, None) => unreachable!("a model has a group, and a group three depths"),
     }
 }
 
-/// The three largest requests.
-fn largest(trace: &Trace, plan: &Plan) -> Vec<String> {
-    let mut requests: Vec<_> = trace.requests().map(|(_, request)| request).collect();
+/// What stands in the way of a limit: the three largest requests at the peaks of the smallest plan, and what would make
+/// those peaks lower.
+fn over_limit(
+    limit: Option<u64>,
+    trace: &Trace,
+    plan: &Plan,
+    depth: String,
+    fixed: &BTreeMap<String, u32>,
+) -> OverLimit {
+    let peak: BTreeSet<_> = plan.arenas.iter().flat_map(|arena| &arena.peak).collect();
+    let mut at_peak: Vec<_> =
+        trace.requests().map(|(_, request)| request).filter(|request| peak.contains(&request.id)).collect();
     let bytes = |id| plan.view(id).map_or(0, |view| view.bytes);
-    requests.sort_by_key(|request| (std::cmp::Reverse(bytes(request.id)), request.id));
-    requests.iter().take(3).map(|request| format!("{} ({} bytes)", request.spec, bytes(request.id))).collect()
+    at_peak.sort_by_key(|request| (std::cmp::Reverse(bytes(request.id)), request.id));
+    let largest =
+        at_peak.iter().take(3).map(|request| format!("{} ({} bytes)", request.spec, bytes(request.id)));
+    let any = |test: &dyn Fn(&RequestSpec) -> bool| at_peak.iter().any(|request| test(&request.spec));
+    // A gradient in f32 beside others in bf16 is one that has to be.
+    let narrow =
+        trace.requests().any(|(_, q)| q.spec.role == Role::WgradInput && q.spec.dtype == DType::Bf16);
+    let wide = any(&|spec| spec.role == Role::WgradInput && spec.dtype == DType::F32);
+    let help = [
+        (true, "raise the limit"),
+        (plan.options.strategy != Strategy::Sessile, "use --strategy sessile"),
+        (fixed.values().any(|&depth| depth > 1), "leave the depths of single groups out"),
+        (wide && !narrow, "use --wgrad-dtype bf16"),
+        (any(&|spec| spec.role == Role::A2aScratch), "reduce with ring, which needs no scratch"),
+        (any(&|spec| matches!(spec.role, Role::RsOutput | Role::Fp32Output)), "shard wider"),
+    ];
+    OverLimit {
+        limit: limit.unwrap_or(0),
+        bytes: plan.bytes(),
+        depth,
+        largest: largest.collect(),
+        remedies: help.into_iter().filter_map(|(applies, what)| applies.then_some(what)).collect(),
+    }
 }
 
 #[cfg(test)]

@@ -29,8 +29,8 @@ use sessile_runtime::{
 };
 
 pub use auto::{
-    AutoDepth, AutoError, Candidate, DEPTHS, OverLimit, TraceDepth, WORTH, auto_depth, choose_depth,
-    depth_of_trace, depth_text, groups_of_trace,
+    AutoDepth, AutoError, Candidate, DEPTHS, DepthTable, OverLimit, TraceDepth, WORTH, auto_depth,
+    choose_depth, depth_of_trace, depth_text, groups_of_trace,
 };
 pub use config::{SimulateConfig, Speeds};
 pub use kind_set::KindSet;

@@ -43,7 +43,7 @@ fn run_rank(
     trainer.train_step(Execution::Discover)?;
     let spans = settle(&mut trainer, &device)?;
     world.record_spans(false);
-    let options = trainer.measure(&spans)?;
+    let (options, _) = trainer.measure(&spans)?;
     trainer.seal_with(&options)?;
     trainer.capture_all()?;
     trainer.begin_step()?;

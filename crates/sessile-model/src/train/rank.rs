@@ -13,6 +13,7 @@ use super::{Executing, TrainEvent};
 use crate::{
     config::TrainConfig,
     report::{CollectiveKernel, FreeBytes, GraphsOutcome, StepResult},
+    simulate::DepthTable,
     trainer::{Execution, Trainer},
 };
 
@@ -26,6 +27,7 @@ pub(super) struct RankOutcome {
 struct RankGraphs {
     trace: Trace,
     plan: Plan,
+    depths: Option<DepthTable>,
     footprint: Footprint,
     free: Option<FreeBytes>,
     addresses_kept: bool,
@@ -37,6 +39,7 @@ struct RankGraphs {
 
 /// What is known at the seal and must hold to the end.
 struct Sealed {
+    depths: Option<DepthTable>,
     footprint: Footprint,
     addresses: Vec<u64>,
     free: Option<FreeBytes>,
@@ -51,6 +54,7 @@ pub(super) fn merge(ranks: Vec<RankOutcome>) -> Option<GraphsOutcome> {
     Some(GraphsOutcome {
         trace: first.trace,
         plan: first.plan,
+        depths: first.depths,
         footprint: first.footprint,
         free: first.free,
         addresses_kept,
@@ -117,6 +121,7 @@ pub(super) fn run_rank<D: Device>(
         (Some(trace), Some(plan), Some(sealed)) => Some(RankGraphs {
             trace: trace.clone(),
             plan: plan.clone(),
+            depths: sealed.depths,
             footprint: sealed.footprint,
             free: sealed.free,
             addresses_kept: runtime.arena_addresses() == sealed.addresses,
@@ -137,7 +142,7 @@ fn seal<D: Device>(
     spans: &[Span],
     observe: Option<&(dyn Fn(&TrainEvent) + Sync)>,
 ) -> Result<Sealed, RuntimeError> {
-    let options = trainer.measure(spans)?;
+    let (options, depths) = trainer.measure(spans)?;
     let footprint = trainer.footprint(&options)?;
     if let Some(observe) = observe {
         observe(&TrainEvent::Planned(footprint));
@@ -148,7 +153,7 @@ fn seal<D: Device>(
     if let (Some(observe), Some(plan), Some(trace)) = (observe, runtime.plan(), runtime.trace()) {
         observe(&TrainEvent::Captured { runners: trace.runners.len(), arena_bytes: plan.bytes() });
     }
-    Ok(Sealed { footprint, addresses: runtime.arena_addresses(), free: None })
+    Ok(Sealed { depths, footprint, addresses: runtime.arena_addresses(), free: None })
 }
 
 /// The kernels that the captured collectives became, by how often.

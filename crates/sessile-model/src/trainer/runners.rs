@@ -11,7 +11,7 @@ use super::{Execution, Trainer};
 use crate::{
     heads,
     schedule::{Turn, one_f_one_b},
-    simulate::depth_of_trace,
+    simulate::{DepthTable, depth_of_trace},
 };
 
 /// One piece of a pass: a runner, or eager work in its place.
@@ -52,22 +52,25 @@ impl<D: Device> Trainer<'_, D> {
     }
 
     /// Takes the spans of the discovery and says what to seal with: as configured, with depths that rank 0 chooses from
-    /// the spans if the configuration says so. Collective, after all work of the discovery has ended.
+    /// the spans if the configuration says so; rank 0 also gets what it chose from. Collective, after all work of the
+    /// discovery has ended.
     ///
     /// # Errors
     /// [`RuntimeError::Undecided`] where no depths fit the memory limit; those of the exchanges.
-    pub fn measure(&mut self, spans: &[Span]) -> Result<PlanOptions, RuntimeError> {
+    pub fn measure(&mut self, spans: &[Span]) -> Result<(PlanOptions, Option<DepthTable>), RuntimeError> {
         self.runtime_mut().measure(spans)?;
         let mut options = self.config.plan_options();
+        let mut table = None;
         if self.config.depth_auto {
             let trace = self.gtp.runtime_ref().discovered(&self.name());
             options = self.gtp.runtime_ref().decide(|| {
                 let chosen = depth_of_trace(&trace, &options, self.config.memory_limit);
                 let chosen = chosen.map_err(|error| RuntimeError::Undecided { reason: error.to_string() })?;
+                table = Some((chosen.candidates, chosen.chosen));
                 Ok(chosen.plan.options)
             })?;
         }
-        Ok(options)
+        Ok((options, table))
     }
 
     fn name(&self) -> String {

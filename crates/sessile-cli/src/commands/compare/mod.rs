@@ -31,9 +31,18 @@ struct Compared {
     runners: u64,
     baselines: BaselineBytes,
     sessile: ByDepth,
-    /// Whether the trace holds durations; else they are modelled.
-    #[serde(skip)]
-    measured: bool,
+    /// What exposed time rests on.
+    durations: Durations,
+}
+
+/// Where durations come from.
+#[derive(Clone, Copy, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Durations {
+    /// The trace holds them.
+    Measured,
+    /// Modelled for want of them.
+    Modelled,
 }
 
 /// `null` where a baseline cannot capture the trace.
@@ -94,6 +103,8 @@ struct Planned {
     solve_ms: f64,
     exposed_fraction: f64,
     depth: BTreeMap<String, u32>,
+    /// Whether depths count the launches that use the group, or all launches.
+    by_group: bool,
     /// The depths, as people read them.
     #[serde(skip)]
     text: String,
@@ -131,7 +142,10 @@ pub(super) fn run(args: &CompareArgs) -> Result<Verdict, Failure> {
             clean(&compared.name),
             count(compared.requests),
             count(compared.runners),
-            if compared.measured { "measured" } else { "modelled" }
+            match compared.durations {
+                Durations::Measured => "measured",
+                Durations::Modelled => "modelled",
+            }
         ))?;
         lines.line(rows(compared))?;
     }
@@ -147,26 +161,27 @@ fn compare(trace: &Trace, path: &Path) -> Result<Compared, Failure> {
         let made = plan(trace, options).map_err(|error| input::about(path, error))?;
         Ok((made, milliseconds(started.elapsed())))
     };
-    let row = |(made, solve_ms): (Plan, f64), exposed_fraction, depth, text| Planned {
+    let row = |(made, solve_ms): (Plan, f64), exposed_fraction, depth, by_group, text| Planned {
         bytes: made.bytes(),
         lower_bound_bytes: made.lower_bound_bytes(),
         fences: made.fences.len() as u64,
         solve_ms,
         exposed_fraction,
         depth,
+        by_group,
         text,
     };
     let planned = |depth| {
         let timed = timed(&PlanOptions { depth, ..PlanOptions::default() })?;
         let times = replay(trace, &timed.0).map_err(|error| Failure::Run(error.to_string()))?;
         let depths: BTreeMap<String, u32> = groups.iter().map(|group| (group.clone(), depth)).collect();
-        Ok(row(timed, times.exposed_fraction(), depths, depth.to_string()))
+        Ok(row(timed, times.exposed_fraction(), depths, false, depth.to_string()))
     };
     let auto = || {
         let found = depth_of_trace(trace, &PlanOptions::default(), None).map_err(depth::failure)?;
         let chosen = &found.candidates[found.chosen];
         let (exposed, depth) = (chosen.exposed_fraction, chosen.depth.clone());
-        Ok(row(timed(&found.plan.options)?, exposed, depth, depth_text(chosen)))
+        Ok(row(timed(&found.plan.options)?, exposed, depth, chosen.by_group, depth_text(chosen)))
     };
     Ok(Compared {
         name: trace.name.clone(),
@@ -174,7 +189,7 @@ fn compare(trace: &Trace, path: &Path) -> Result<Compared, Failure> {
         runners: trace.runners.len() as u64,
         baselines: BaselineBytes { per_request, ring2, generations1, generations2, generations3 },
         sessile: ByDepth { one: planned(1)?, two: planned(2)?, three: planned(3)?, auto: auto()? },
-        measured: !trace.durations_ns.is_empty(),
+        durations: if trace.durations_ns.is_empty() { Durations::Modelled } else { Durations::Measured },
     })
 }
 

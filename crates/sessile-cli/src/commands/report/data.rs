@@ -90,7 +90,8 @@ struct DepthRow {
     fences: u64,
     /// Of the backward, or of the step; `null` if it could not be replayed.
     exposed_fraction: Option<f64>,
-    chosen: bool,
+    /// Whether it is the plan that the page shows.
+    shown: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -119,7 +120,8 @@ pub(super) struct Candidate {
     pub(super) lower_bound_bytes: u64,
     pub(super) fences: u64,
     pub(super) exposed_fraction: f64,
-    pub(super) chosen: bool,
+    /// Whether it is the plan that the page shows.
+    pub(super) shown: bool,
 }
 
 /// Where a report comes from.
@@ -289,7 +291,7 @@ fn depths(sources: &Sources<'_>) -> Vec<DepthRow> {
             lower_bound_bytes: candidate.lower_bound_bytes,
             fences: candidate.fences,
             exposed_fraction: Some(candidate.exposed_fraction),
-            chosen: candidate.chosen,
+            shown: candidate.shown,
         };
         return sources.candidates.iter().map(row).collect();
     }
@@ -308,7 +310,7 @@ fn depths(sources: &Sources<'_>) -> Vec<DepthRow> {
             lower_bound_bytes: planned.lower_bound_bytes(),
             fences: planned.fences.len() as u64,
             exposed_fraction: replay(trace, &planned).ok().map(|times| times.exposed_fraction()),
-            chosen: sources.plan.options == options,
+            shown: sources.plan.options == options,
         })
     };
     (1..=3).filter_map(at).collect()

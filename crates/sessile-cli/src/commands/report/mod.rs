@@ -9,13 +9,14 @@ use serde::Deserialize;
 use sessile_plan::{Plan, Trace, read_plan, read_trace, trace_digest};
 
 use self::data::{Candidate, Data, Sources};
-use super::depth::{Row, planned};
+use super::depth::{planned, refuse};
 use crate::{
     args::ReportArgs,
+    auto::{Auto, Row},
     failure::{Failure, Verdict},
     input, output,
     run::{self, Run},
-    ui::{Lines, count},
+    ui::{Lines, clean, count},
 };
 
 const PAGE: &str = include_str!("page.html");
@@ -42,7 +43,7 @@ pub(super) fn run(args: &ReportArgs) -> Result<Verdict, Failure> {
     let [out] = output::prepare([("--out", Some(args.out.as_path()))], &inputs)?;
     let subject = read(args)?;
     let candidates = match args.simulation.as_deref() {
-        Some(path) => candidates(path)?,
+        Some(path) => candidates(path, &subject.plan)?,
         None => subject.candidates,
     };
     let data = Data::new(&Sources {
@@ -50,7 +51,7 @@ pub(super) fn run(args: &ReportArgs) -> Result<Verdict, Failure> {
         trace: subject.trace.as_ref(),
         plan: &subject.plan,
         run: subject.run.as_ref(),
-        candidates: candidates.into_iter().map(candidate).collect(),
+        candidates: candidates.into_iter().map(|row| candidate(row, &subject.plan)).collect(),
     });
     let page = page(&data)?;
     let bytes = page.len() as u64;
@@ -88,6 +89,14 @@ fn read(args: &ReportArgs) -> Result<Subject, Failure> {
         input::about(path, format_args!("no field `schema` could be read ({text}): give {EXPECTED}"))
     })?;
     let given = args.trace.as_deref().map(input::trace).transpose()?;
+    if schema != Trace::SCHEMA {
+        let why = format!("{} holds its plan: leave it out, or report a trace", path.display());
+        refuse(&args.choices, &why)?;
+    }
+    if given.is_some() && [run::SCHEMA, Trace::SCHEMA].contains(&schema.as_str()) {
+        let why = format!("--trace is for a plan: {} has its own requests; leave it out", path.display());
+        return Err(Failure::Input(why));
+    }
     let subject = match schema.as_str() {
         run::SCHEMA => of_run(path, &bytes)?,
         Plan::SCHEMA => {
@@ -126,7 +135,8 @@ fn of_run(path: &Path, bytes: &[u8]) -> Result<Subject, Failure> {
     };
     let trace = read_trace(trace.get().as_bytes()).map_err(|error| input::about(path, error))?;
     let plan = read_plan(plan.get().as_bytes()).map_err(|error| input::about(path, error))?;
-    Ok(Subject { trace: Some(trace), plan, run: Some(run), candidates: Vec::new() })
+    let candidates = run.auto.as_ref().map(|auto| auto.candidates.clone()).unwrap_or_default();
+    Ok(Subject { trace: Some(trace), plan, run: Some(run), candidates })
 }
 
 /// The plan inside what `plan --json` writes.
@@ -137,43 +147,46 @@ fn inner_plan(path: &Path, bytes: &[u8]) -> Result<(Plan, Vec<Row>), Failure> {
         plan: &'a serde_json::value::RawValue,
         auto: Option<Auto>,
     }
-    #[derive(Deserialize)]
-    struct Auto {
-        candidates: Vec<Row>,
-    }
     let outer: Outer<'_> = serde_json::from_slice(bytes).map_err(|error| input::about(path, error))?;
     let plan = read_plan(outer.plan.get().as_bytes()).map_err(|error| input::about(path, error))?;
     Ok((plan, outer.auto.map(|auto| auto.candidates).unwrap_or_default()))
 }
 
-fn candidate(row: Row) -> Candidate {
+/// A row of the page. It is marked if it is of the plan that the page shows.
+fn candidate(row: Row, plan: &Plan) -> Candidate {
     Candidate {
+        shown: row.is_of(plan),
         name: row.text,
         bytes: row.bytes,
         lower_bound_bytes: row.lower_bound_bytes,
         fences: row.fences,
         exposed_fraction: row.exposed_fraction,
-        chosen: row.chosen,
     }
 }
 
-/// The table of depths inside what `simulate --depth auto --json` writes.
-fn candidates(path: &Path) -> Result<Vec<Row>, Failure> {
+/// The table of depths inside what `simulate --depth auto --json` writes, of the trace that was planned.
+fn candidates(path: &Path, plan: &Plan) -> Result<Vec<Row>, Failure> {
     #[derive(Deserialize)]
     struct Document {
         schema: String,
+        model: String,
+        runs: Vec<Simulated>,
         auto: Option<Auto>,
     }
     #[derive(Deserialize)]
-    struct Auto {
-        candidates: Vec<Row>,
+    struct Simulated {
+        trace_digest: String,
     }
     let expected = "what `simulate --depth auto --json` writes";
     let bytes = input::document(path, expected)?;
     let bad = |why: String| input::about(path, format_args!("{why}: give {expected}"));
     let document: Document = serde_json::from_slice(&bytes).map_err(|error| bad(error.to_string()))?;
-    match document.auto {
-        Some(auto) if document.schema == "sessile.simulate" => Ok(auto.candidates),
-        _ => Err(bad("has no table of depths".to_owned())),
+    let Some(auto) = document.auto.filter(|_| document.schema == "sessile.simulate") else {
+        return Err(bad("has no table of depths".to_owned()));
+    };
+    if document.runs.iter().all(|run| run.trace_digest != plan.trace_digest) {
+        let why = "is of another trace: report what its `--trace-out` wrote";
+        return Err(input::about(path, format_args!("the simulation of {} {why}", clean(&document.model))));
     }
+    Ok(auto.candidates)
 }

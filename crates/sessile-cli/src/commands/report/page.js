@@ -391,10 +391,10 @@ if (data.depths.length) {
   ["depth", "bytes", "lower bound", "fences"].concat(timed ? ["exposed %"] : []).forEach((name, at) => head.append(element("th", name, at ? "n" : "")));
   $("depths").append(head);
   for (const row of data.depths) {
-    const line = element("tr", undefined, row.chosen ? "mine" : "");
+    const line = element("tr", undefined, row.shown ? "mine" : "");
     const bytes = element("td", count(row.bytes), "n");
     bytes.dataset.value = row.bytes; bytes.dataset.name = "depth " + row.name;
-    line.append(element("td", row.name + (row.chosen ? " ← chosen" : "")), bytes, element("td", count(row.lower_bound_bytes), "n"), element("td", count(row.fences), "n"));
+    line.append(element("td", row.name + (row.shown ? " ← this plan" : "")), bytes, element("td", count(row.lower_bound_bytes), "n"), element("td", count(row.fences), "n"));
     if (timed) line.append(element("td", (100 * row.exposed_fraction).toFixed(2), "n"));
     $("depths").append(line);
   }
@@ -423,7 +423,7 @@ if (data.depths.length) {
     }
     const dots = (key, colour, filled) => data.depths.forEach((row, at) => {
       pen.strokeStyle = pen.fillStyle = colour; pen.lineWidth = 2;
-      pen.beginPath(); pen.arc(x(xs[at]), y(row[key]), row.chosen && filled ? 7 : 4, 0, 7);
+      pen.beginPath(); pen.arc(x(xs[at]), y(row[key]), row.shown && filled ? 7 : 4, 0, 7);
       if (filled) pen.fill(); else pen.stroke();
     });
     if (!timed) {

@@ -7,8 +7,8 @@ use sessile_model::{
 };
 use sessile_plan::{DType, Plan, PlanOptions, StepCut, baseline_bytes, trace_digest};
 
-use super::{super::depth::Auto, Run, Subject};
-use crate::args::SimulateArgs;
+use super::{Run, Subject};
+use crate::{args::SimulateArgs, auto::Auto};
 
 /// The document.
 #[derive(Serialize)]
@@ -139,7 +139,7 @@ impl Document {
             Some(Group { name, size: shape.size, stride: shape.stride, kind, why: choice.why, in_node })
         };
         let first = runs.first().map_or(0, |run| run.simulated.step_ns());
-        let auto = candidates.map(|(table, chosen)| Auto::new(table, chosen, args.choices.memory_limit));
+        let auto = candidates.map(|table| Auto::new(table, args.choices.memory_limit));
         Document {
             schema: "sessile.simulate",
             version: 1,

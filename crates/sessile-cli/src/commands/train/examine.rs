@@ -6,6 +6,7 @@ use sessile_plan::{Baselines, Plan, baseline_bytes, validate, write_plan, write_
 use sessile_runtime::check::{Overlap, Report, check, overlap};
 
 use crate::{
+    auto::Auto,
     failure::Failure,
     run::{
         ArenaBytes, Checked, Cuda, CudaGraphs, Execution, Generations, Memory, Options, OverlapPairs, Run,
@@ -68,6 +69,7 @@ pub(super) fn examine(
         overlap: None,
         checker: None,
         cuda,
+        auto: None,
         trace: None,
         plan: None,
     };
@@ -102,6 +104,7 @@ fn fill(run: &mut Run, graphs: &GraphsOutcome, report: &Report) -> Result<(), Fa
             collective_kernels: graphs.kernels.clone(),
         });
     }
+    run.auto = graphs.depths.clone().map(|depths| Auto::new(depths, run.config.train.memory_limit));
     run.fences = Some(graphs.plan.fences.len() as u64);
     run.replays = Some(graphs.replays);
     run.order_deviations = Some(graphs.order_deviations);

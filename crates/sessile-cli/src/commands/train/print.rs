@@ -25,6 +25,14 @@ pub(super) fn print(examined: &Examined, quiet: bool) -> Result<(), Failure> {
         lines.line(numbers(run, memory))?;
         lines.line("")?;
     }
+    if let Some(auto) = &run.auto {
+        lines.line(auto.table("step"))?;
+        lines.line("")?;
+        if let Some(row) = auto.candidates.iter().find(|row| row.chosen) {
+            lines.line(format_args!("depth {}, chosen from the durations of the discovery", row.text))?;
+            lines.line("")?;
+        }
+    }
     if !examined.faults.is_empty() {
         lines.line(format_args!("the plan breaks {} rules:", examined.faults.len()))?;
         findings::print(&mut lines, &examined.faults, 0)?;
