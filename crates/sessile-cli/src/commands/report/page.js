@@ -414,7 +414,7 @@ if (data.depths.length) {
     }
     pen.textAlign = "center";
     if (timed) {
-      pen.fillText("exposed communication, % of the backward", (left + width) / 2, height - 8);
+      pen.fillText("exposed communication, % of the time", (left + width) / 2, height - 8);
       const stride = step(Math.max(1e-9, high - low), 6);
       for (let at = Math.ceil(low / stride) * stride; at <= high + 1e-9; at += stride) pen.fillText(Number(at.toPrecision(4)), x(at), height - foot + 12);
     } else {
