@@ -48,7 +48,16 @@ pub(crate) fn document(path: &Path, expected: &str) -> Result<Vec<u8>, Failure> 
 /// A trace.
 pub(crate) fn trace(path: &Path) -> Result<Trace, Failure> {
     let bytes = document(path, "a trace (`sessile train --trace-out FILE` writes one)")?;
-    sessile_plan::read_trace(&bytes).map_err(|error| about(path, error))
+    sessile_plan::read_trace(&bytes).map_err(|error| {
+        let packing = std::str::from_utf8(&bytes).is_ok_and(|text| sessile_plan::read_packing(text).is_ok());
+        if packing {
+            return about(
+                path,
+                "is a packing file by its columns: name it .csv, and `sessile plan` packs it",
+            );
+        }
+        about(path, error)
+    })
 }
 
 /// A message about a file.

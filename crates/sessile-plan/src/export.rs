@@ -8,10 +8,12 @@
 //! The order is that of the program: launches one after the other, the points of each as they were enqueued. Everything
 //! that a plan orders is enqueued in that order, so no two rows of a domain overlap in both time and bytes; but what runs at
 //! once on a device looks apart here, so packing such a file anew may give less than a plan can take.
+//! [`read_packing`](crate::read_packing) reads it: an arena a domain, the offsets passed over.
 
 use std::fmt::Write as _;
 
 use crate::{
+    packing::quoted,
     plan::Plan,
     request::VIEW_ALIGN,
     roster::{Entry, Roster},
@@ -64,13 +66,4 @@ fn lives(roster: &Roster<'_>, entry: &Entry<'_>, base: &[u64]) -> Vec<(u64, u64)
         }
     }
     all
-}
-
-/// A field, in quotes where it needs them.
-fn quoted(field: &str) -> String {
-    if field.contains([',', '"', '\n', '\r']) {
-        format!("\"{}\"", field.replace('"', "\"\""))
-    } else {
-        field.to_owned()
-    }
 }

@@ -6,14 +6,18 @@ use crate::{
     baseline::{self, Layout},
     bound::Bound,
     conflicts::{Adjacency, Conflicts},
-    limits::PAIRS_MAX,
+    error::PlanError,
+    limits::{DEPTH_MAX, PAIRS_MAX},
     options::{PlanOptions, StepCut},
     roster::Roster,
     solve::{Problem, solve},
 };
 
+/// Rings that are looked at, from the shortest that holds the inputs of every runner.
+const RINGS: usize = 8;
+
 /// Packs every domain; never larger than one buffer for each request, nor, under the barrier and with one depth
-/// for all groups, than `generations:depth`.
+/// for all groups, than `generations:depth`, nor than the first [`RINGS`] rings where they keep the depth.
 pub(crate) fn pack(
     roster: &Roster<'_>,
     options: &PlanOptions,
@@ -24,6 +28,8 @@ pub(crate) fn pack(
     let lenient = OnceCell::new();
     let alternating = baseline::generations(roster, options.depth);
     let separate = baseline::per_request(roster);
+    let rings = OnceCell::new();
+    let rings = || rings.get_or_init(|| all_rings(roster, &separate)).as_slice();
     let mut layout = Layout::empty(roster);
     for (domain, bound) in bounds.iter().enumerate() {
         let mut packer = Packer::new(roster, conflicts, &strict, domain);
@@ -39,12 +45,42 @@ pub(crate) fn pack(
             packer.offer_checked(&alternating.offsets, bound.bytes);
             packer.solve(bound.bytes);
         }
+        if packer.total > bound.bytes {
+            rings().iter().for_each(|ring| packer.offer_checked(&ring.offsets, bound.bytes));
+        }
+        if options.step_cut == StepCut::Barrier && !conflicts.plain && packer.total > bound.bytes {
+            let lenient = lenient.get_or_init(|| conflicts.lenient());
+            let mut counted = Packer::new(roster, conflicts, lenient, domain);
+            counted.total = packer.total;
+            rings().iter().for_each(|ring| counted.offer_checked(&ring.offsets, bound.bytes));
+            if counted.total < packer.total {
+                packer = counted;
+            }
+        }
         for (&index, &offset) in packer.requests.iter().zip(&packer.offsets) {
             layout.offsets[index] = offset;
         }
         layout.bytes[domain] = packer.total;
     }
     layout
+}
+
+/// Rings of several lengths, none as long as one buffer for each request.
+fn all_rings(roster: &Roster<'_>, separate: &Layout) -> Vec<Layout> {
+    let mut all = Vec::new();
+    let mut slots = 1;
+    while all.len() < RINGS && slots <= DEPTH_MAX {
+        match baseline::ring(roster, slots) {
+            Ok(ring) if ring.bytes == separate.bytes => break,
+            Ok(ring) => {
+                all.push(ring);
+                slots += 1;
+            }
+            Err(PlanError::RingTooSmall { writers, .. }) => slots = writers,
+            Err(_) => break,
+        }
+    }
+    all
 }
 
 /// The best offsets of one domain so far.
@@ -71,17 +107,21 @@ impl<'a> Packer<'a> {
 
     /// Takes offsets, by roster index, that are known to be feasible, if they are the smallest so far.
     fn offer(&mut self, offsets: &[u64]) {
-        let end = |&index: &usize| offsets[index] + self.roster.entries[index].bytes;
-        let total = self.requests.iter().map(end).max().unwrap_or(0);
+        let total = self.height(offsets);
         if total < self.total {
             self.total = total;
             self.offsets = self.requests.iter().map(|&index| offsets[index]).collect();
         }
     }
 
+    fn height(&self, offsets: &[u64]) -> u64 {
+        let end = |&index: &usize| offsets[index] + self.roster.entries[index].bytes;
+        self.requests.iter().map(end).max().unwrap_or(0)
+    }
+
     /// The same for offsets that may not be feasible.
     fn offer_checked(&mut self, offsets: &[u64], bound: u64) {
-        if self.total > bound && self.feasible(offsets) {
+        if self.total > bound && self.height(offsets) < self.total && self.feasible(offsets) {
             self.offer(offsets);
         }
     }

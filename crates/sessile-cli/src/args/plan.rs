@@ -99,7 +99,7 @@ pub(crate) struct PlanArgs {
     pub(crate) common: Common,
     #[command(flatten)]
     pub(crate) choices: PlanChoices,
-    /// Of a packing file: bytes that it should fit; the search stops once it does
+    /// Of a packing file: bytes that it should fit; the search stops once it does, and exit status 1 says that it does not
     #[arg(long, value_name = "BYTES", value_parser = parse::whole::<u64>)]
     pub(crate) capacity: Option<u64>,
     /// Write the plan as JSON
@@ -108,6 +108,9 @@ pub(crate) struct PlanArgs {
     /// Write what lives when, and where it lies, as a packing file
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
+    /// Write a timeline that opens in Perfetto: the trace under the plan, replayed on the virtual clock
+    #[arg(long, value_name = "FILE")]
+    pub(crate) timeline: Option<PathBuf>,
     /// Print all views and fences, not only the first
     #[arg(long)]
     pub(crate) all: bool,

@@ -53,8 +53,8 @@ fn peak(trace: &Trace, peak: &[RequestId]) -> String {
     table(&["runner", "weight", "role", "bytes"], 3, found.iter().take(NAMED).map(row).collect())
 }
 
-/// The trace without the requests that `one_shot` does without.
-fn without_outputs(trace: &Trace) -> Trace {
+/// The trace without the requests that `one_shot` does without, its inputs registered with their groups.
+fn reduced_with_one_shot(trace: &Trace) -> Trace {
     let spare = |role: &Role| matches!(role, Role::RsOutput | Role::A2aScratch | Role::Fp32Output);
     let gone: BTreeSet<RequestId> = trace
         .requests()
@@ -64,6 +64,11 @@ fn without_outputs(trace: &Trace) -> Trace {
     let mut fewer = Trace { durations_ns: Vec::new(), ..trace.clone() };
     for runner in &mut fewer.runners {
         runner.requests.retain(|request| !gone.contains(&request.id));
+        for spec in runner.requests.iter_mut().map(|request| &mut request.spec) {
+            if let (Role::WgradInput, Some(group)) = (&spec.role, &spec.group) {
+                spec.domain = Domain::Symmetric(group.clone());
+            }
+        }
         runner.points.retain(|point| match &point.kind {
             PointKind::Acquire(id) | PointKind::Release(id) => !gone.contains(id),
             _ => true,
@@ -117,7 +122,7 @@ fn others(trace: &Trace, made: &Plan) -> String {
             add(&format!("--depth {depth}"), trace, &options(depth));
         }
     }
-    add("every group reduced with one_shot", &without_outputs(trace), &made.options);
+    add("every group reduced with one_shot", &reduced_with_one_shot(trace), &made.options);
     add("weights sharded over twice as many ranks", &sharded_twice_as_wide(trace), &made.options);
     if let Some(narrower) = with_bf16_gradients(trace) {
         add("--wgrad-dtype bf16", &narrower, &made.options);

@@ -10,7 +10,7 @@ use crate::{
     args::PlanArgs,
     failure::{Failure, Verdict},
     input, output,
-    ui::{Lines, count, milliseconds, some, table},
+    ui::{Lines, clean, count, milliseconds, some, table},
 };
 
 /// Offsets that are printed unless all are asked for.
@@ -48,6 +48,15 @@ pub(super) fn run(args: &PlanArgs) -> Result<Verdict, Failure> {
             path.display()
         )));
     }
+    if args.timeline.is_some() || args.capacity == Some(0) {
+        let wrong = match args.timeline {
+            Some(_) => {
+                format!("--timeline: {} is a packing file, which has no runners to replay", path.display())
+            }
+            None => "--capacity 0: nothing fits no bytes; use 1 or more".to_owned(),
+        };
+        return Err(Failure::Input(wrong));
+    }
     let wanted = [("--json", args.common.json.as_deref()), ("--csv", args.csv.as_deref())];
     let [json_out, csv_out] = output::prepare(wanted, &[path])?;
     let bytes = input::document(path, "a packing file with the columns id, lower, upper, size")?;
@@ -75,7 +84,7 @@ pub(super) fn run(args: &PlanArgs) -> Result<Verdict, Failure> {
     }
     output::write_all(files)?;
     print(&document, &blocks, &packed, args)?;
-    Ok(Verdict::Good)
+    Ok(if document.fits == Some(false) { Verdict::Bad } else { Verdict::Good })
 }
 
 fn print(
@@ -100,12 +109,21 @@ fn print(
     }
     lines.line("")?;
     let shown = if args.all { usize::MAX } else { SHOWN };
+    let with_domain = blocks.iter().any(|block| !block.domain.is_empty());
     let row = |(block, &offset): (&PackingBlock, &u64)| {
-        let PackingBlock { id, lower, upper, size, .. } = block;
-        vec![id.clone(), count(*lower), count(*upper), count(*size), count(offset)]
+        let PackingBlock { id, lower, upper, size, domain, .. } = block;
+        let mut row = vec![clean(id), count(*lower), count(*upper), count(*size), count(offset)];
+        if with_domain {
+            row.insert(1, clean(domain));
+        }
+        row
     };
     let rows = blocks.iter().zip(&packed.offsets).take(shown).map(row).collect();
-    lines.line(table(&["block", "from", "up to", "size", "offset"], 1, rows))?;
+    let head: &[&str] = match with_domain {
+        true => &["block", "arena", "from", "up to", "size", "offset"],
+        false => &["block", "from", "up to", "size", "offset"],
+    };
+    lines.line(table(head, head.len() - 4, rows))?;
     if blocks.len() > shown {
         let more = count((blocks.len() - shown) as u64);
         lines.line(format_args!("and {more} more blocks: --all shows them"))?;

@@ -3,7 +3,9 @@
 use std::{collections::BTreeMap, time::Instant};
 
 use serde::Serialize;
+use sessile_model::simulate::replay_spans;
 use sessile_plan::{Plan, Request, RequestId, Runner, Trace, write_plan, write_plan_csv};
+use sessile_runtime::timeline::{Ticks, write_timeline};
 
 use super::{
     depth::{depths_text, planned},
@@ -49,8 +51,9 @@ pub(super) fn run(args: &PlanArgs) -> Result<Verdict, Failure> {
         ("--json", args.common.json.as_deref()),
         ("--out", args.out.as_deref()),
         ("--csv", args.csv.as_deref()),
+        ("--timeline", args.timeline.as_deref()),
     ];
-    let [json_out, plan_out, csv_out] = output::prepare(wanted, &[&args.trace])?;
+    let [json_out, plan_out, csv_out, timeline_out] = output::prepare(wanted, &[&args.trace])?;
     let trace = input::trace(&args.trace)?;
     let started = Instant::now();
     let (plan, auto) = planned(&args.choices, &trace).map_err(|failure| failure.about(&args.trace))?;
@@ -62,6 +65,9 @@ pub(super) fn run(args: &PlanArgs) -> Result<Verdict, Failure> {
     }
     if let Some(file) = csv_out {
         files.push((file, write_plan_csv(&trace, &plan).into_bytes()));
+    }
+    if let Some(file) = timeline_out {
+        files.push((file, timeline(&trace, &plan)?));
     }
     if let Some(file) = json_out {
         let document = Document {
@@ -83,6 +89,15 @@ pub(super) fn run(args: &PlanArgs) -> Result<Verdict, Failure> {
     output::write_all(files)?;
     print(&trace, &plan, auto.as_ref(), args)?;
     Ok(Verdict::Good)
+}
+
+/// What a replay of the trace under the plan does when.
+fn timeline(trace: &Trace, plan: &Plan) -> Result<Vec<u8>, Failure> {
+    let (log, spans) = replay_spans(trace, plan).map_err(|error| Failure::Run(error.to_string()))?;
+    let mut bytes = Vec::new();
+    write_timeline(&log, &[&spans], Ticks::Nanoseconds, &mut bytes)
+        .map_err(|error| Failure::Run(format!("the timeline could not be written: {error}")))?;
+    Ok(bytes)
 }
 
 /// Requests by id, each with its runner.

@@ -124,7 +124,8 @@ fn a_packing_file_is_packed_and_a_plan_is_written_as_one() {
         insta::assert_snapshot!("packing", sandbox.run("plan new.csv --capacity 12").good());
     });
     for (file, capacity, fits) in [("new.csv", 12, true), ("old.CSV", 11, false)] {
-        sandbox.run(&format!("plan {file} --capacity {capacity} --json p.json --csv p.csv -q")).good();
+        let ran = sandbox.run(&format!("plan {file} --capacity {capacity} --json p.json --csv p.csv -q"));
+        assert_eq!(ran.code, i32::from(!fits), "{}", ran.stderr);
         validate(&sandbox.read("p.json"), "packing.schema.json");
         let document: Value = serde_json::from_str(&sandbox.read("p.json")).unwrap();
         assert_eq!((&document["bytes"], &document["fits"]), (&12.into(), &fits.into()));
@@ -136,6 +137,14 @@ fn a_packing_file_is_packed_and_a_plan_is_written_as_one() {
     validate(&sandbox.read("p.json"), "packing.schema.json");
     sandbox.run("plan trace.json --csv t.csv -q").good();
     assert_eq!(sandbox.read("t.csv").lines().count(), 13);
+    for (file, blocks) in [("p.csv", 3), ("t.csv", 12)] {
+        sandbox.run(&format!("plan {file} --json r.json --csv again.csv -q")).good();
+        validate(&sandbox.read("r.json"), "packing.schema.json");
+        let document: Value = serde_json::from_str(&sandbox.read("r.json")).unwrap();
+        assert_eq!(document["blocks"], blocks, "what was written is read");
+        sandbox.run("plan again.csv -q").good();
+    }
+    assert!(sandbox.run("plan t.csv").good().contains("arena"));
 }
 
 #[test]
@@ -143,6 +152,7 @@ fn what_a_packing_file_can_not_mean_is_bad_input_with_line_and_column() {
     let sandbox = Sandbox::new();
     sandbox.write("bad.csv", "id,lower,upper,size\na,0,2,4\nb,1,x,8\n");
     sandbox.write("good.csv", "id,lower,upper,size\na,0,2,4\n");
+    sandbox.write("good", "id,lower,upper,size\na,0,2,4\n");
     sandbox.write("bytes.csv", b"id,lower,upper,size\n\xff,0,1,4\n");
     let cases = [
         ("plan bad.csv --json p.json", "line 3, column `upper` is `x`"),
@@ -158,6 +168,9 @@ fn what_a_packing_file_can_not_mean_is_bad_input_with_line_and_column() {
         ("plan good.csv --strategy sessile", "--strategy: good.csv"),
         ("plan good.csv --step-cut wrap", "--step-cut: good.csv"),
         ("plan good.csv --overlap off", "--overlap: good.csv"),
+        ("plan good.csv --capacity 0", "use 1 or more"),
+        ("plan good.csv --timeline t.json", "no runners"),
+        ("plan good", "name it .csv"),
         ("plan trace.json --capacity 5", "packing files"),
     ];
     for (line, expected) in cases {
@@ -166,7 +179,7 @@ fn what_a_packing_file_can_not_mean_is_bad_input_with_line_and_column() {
         assert!(ran.stderr.contains(expected), "{line}: {}", ran.stderr);
         assert_eq!(ran.stdout, "", "{line}");
     }
-    assert_eq!(sandbox.names(), ["bad.csv", "bytes.csv", "good.csv", "trace.json"]);
+    assert_eq!(sandbox.names(), ["bad.csv", "bytes.csv", "good", "good.csv", "trace.json"]);
 }
 
 #[test]

@@ -102,6 +102,81 @@ fn train_and_simulate_write_the_same_trace_and_plan() {
     assert_eq!(simulated["runs"][0]["ran"], 1, "one rank stood for all");
 }
 
+/// Registered inputs can't share with those of another group.
+#[test]
+fn what_one_shot_would_need_is_what_a_simulation_with_it_needs() {
+    let sandbox = sandbox();
+    for gathered in ["", "--with-gathered"] {
+        let common = format!("simulate --model model.toml {gathered} -q");
+        sandbox.run(&format!("{common} --trace-out t.json")).good();
+        sandbox.run(&format!("{common} --reduce-scatter one_shot --json s.json")).good();
+        let bytes = document(&sandbox, "s.json")["runs"][0]["bytes"].as_u64().unwrap();
+        let text = sandbox.run("plan t.json --explain").good();
+        let row = text.lines().find(|line| line.contains("every group reduced with one_shot")).unwrap();
+        let words: Vec<&str> = row.split_whitespace().collect();
+        assert_eq!(words[words.len() - 2].replace(',', ""), bytes.to_string(), "{row}");
+    }
+}
+
+/// Two weights a module, one ring of two: the next module waits for the last one's reduce-scatters.
+#[test]
+fn a_comparison_says_where_a_ring_reuses_nearer_than_the_depth() {
+    let sandbox = Sandbox::new();
+    let model = r#"
+name = "pairs"
+tokens = 512
+groups = [{ name = "dense", size = 4 }]
+[[layers]]
+count = 12
+[[layers.modules]]
+name = "mlp"
+weights = [{ name = "a", rows = 4096, cols = 1024 }, { name = "b", rows = 4096, cols = 1024 }]
+"#;
+    sandbox.write("pairs.toml", model);
+    sandbox.run("simulate --model pairs.toml --reduce-scatter one_shot --trace-out t.json -q").good();
+    let text = sandbox.run("compare t.json").good();
+    assert!(text.contains("16,777,216") && text.contains("25,165,824"), "{text}");
+    assert!(text.contains("ring:2 counts requests, not launches"), "{text}");
+    assert!(!sandbox.run("compare trace.json").good().contains("counts requests"));
+}
+
+/// The same clock and the same graphs as the simulation has.
+#[test]
+fn a_plan_has_a_timeline_of_its_replay() {
+    let sandbox = sandbox();
+    sandbox.run("simulate --model model.toml --trace-out t.json -q").good();
+    sandbox.run("plan t.json --timeline time.json --json plan.json -q").good();
+    let (timeline, trace) = (document(&sandbox, "time.json"), document(&sandbox, "t.json"));
+    let events = timeline["traceEvents"].as_array().unwrap();
+    let names = |category: &str| -> Vec<&str> {
+        let found = events.iter().filter(|event| event["cat"] == category);
+        found.map(|event| event["name"].as_str().unwrap()).collect()
+    };
+    let runners = trace["runners"].as_array().unwrap();
+    let launched: Vec<&str> = trace["steps"][0]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|at| runners[at.as_u64().unwrap() as usize]["name"].as_str().unwrap())
+        .collect();
+    let mut graphs = names("graph");
+    assert_eq!(graphs.len(), launched.len());
+    graphs.sort_unstable();
+    let mut expected = launched;
+    expected.sort_unstable();
+    assert_eq!(graphs, expected);
+    assert!(names("op").iter().any(|name| name.ends_with("wgrad_input")), "kernels say what they write");
+    let points = runners.iter().flat_map(|runner| runner["points"].as_array().unwrap());
+    let collectives = points.filter(|point| point["kind"].get("collective").is_some()).count();
+    assert_eq!(names("collective").len(), collectives);
+    // A flow arrow begins at the record of a fence and ends at its wait.
+    let fences = document(&sandbox, "plan.json")["fences"].as_u64().unwrap();
+    let begun = events.iter().filter(|event| event["ph"] == "s").count() as u64;
+    assert!(fences > 0 && begun >= fences, "{begun} arrows, {fences} fences");
+    sandbox.run("plan t.json --timeline again.json -q").good();
+    assert_eq!(sandbox.read("time.json"), sandbox.read("again.json"));
+}
+
 #[test]
 fn simulations_are_equal_over_runs_and_folding() {
     let sandbox = sandbox();
@@ -121,10 +196,17 @@ fn bad_models_and_options_are_bad_input() {
     let sandbox = sandbox();
     sandbox.write("typo.toml", MODEL.replace("stride", "strid"));
     sandbox.write("twice.toml", MODEL.replace("\"fc1\"", "\"fc2\""));
+    sandbox.write("empty.toml", "name = \"x\"\ntokens = 8\ngroups = []\nlayers = []\n");
+    let one = &MODEL[MODEL.find("[[layers.modules]]\nname = \"attention\"").unwrap()..];
+    let one = one.replace(", { name = \"qkv\", rows = 1536, cols = 512 }", "");
+    let head = &MODEL[..MODEL.find("[[layers]]").unwrap()];
+    sandbox.write("deep.toml", format!("{head}[[layers]]\ncount = 66000\n{one}"));
     let cases = [
         ("simulate --model gpt", "nemotron4-340b"),
         ("simulate --model typo.toml", "line 11"),
-        ("simulate --model twice.toml", "appears twice"),
+        ("simulate --model twice.toml", "twice.toml: weight `"),
+        ("simulate --model empty.toml", "empty.toml: x: a model has one group or more"),
+        ("simulate --model deep.toml", "--scope = module: small has 66000 of them"),
         ("simulate --model model.toml --ranks 65", "multiple of 64"),
         ("simulate --model model.toml --depth 0", "--depth"),
         ("simulate --model model.toml --depth many", "auto"),

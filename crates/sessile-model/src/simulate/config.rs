@@ -2,7 +2,7 @@
 
 use sessile_gtp::{ChainKind, Choice, Situation, Wanted, choose};
 use sessile_host::{CostModel, Link};
-use sessile_plan::{DType, PlanOptions};
+use sessile_plan::{DType, PlanOptions, limits::RUNNERS_MAX};
 
 use super::shapes::{GroupShape, ModelShape, WeightShape};
 use crate::config::{ConfigError, GraphScope};
@@ -103,6 +103,26 @@ impl SimulateConfig {
     pub fn check(&self) -> Result<(), ConfigError> {
         self.model.check()?;
         let error = |option, value: String, remedy: String| Err(ConfigError { option, value, remedy });
+        let runners: u64 = self
+            .model
+            .layers
+            .iter()
+            .map(|layer| match self.scope {
+                GraphScope::Module => u64::from(layer.count) * layer.modules.len() as u64,
+                GraphScope::Layer => u64::from(layer.count),
+            })
+            .sum();
+        if runners > RUNNERS_MAX as u64 {
+            let remedy = format!(
+                "{} has {runners} of them, a runner each: the limit is {RUNNERS_MAX}; lower the count of its layers",
+                self.model.name
+            );
+            let scope = match self.scope {
+                GraphScope::Module => "module",
+                GraphScope::Layer => "layer",
+            };
+            return error("--scope", scope.into(), remedy);
+        }
         let least = self.model.least_ranks();
         if self.ranks == 0 || self.ranks > 65_536 || !u64::from(self.ranks).is_multiple_of(least) {
             let remedy = format!(

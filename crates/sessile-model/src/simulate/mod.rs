@@ -37,7 +37,7 @@ pub use kind_set::KindSet;
 pub use measure::PhaseTimes;
 pub use models::{BUILT_IN, built_in};
 pub use proxy::simulate_proxy;
-pub use replay::{modelled_ns, replay};
+pub use replay::{modelled_ns, replay, replay_spans};
 pub use shapes::{GroupShape, LayerShape, ModelShape, ModuleShape, WeightShape};
 
 use crate::{config::ConfigError, train::TrainError};

@@ -16,12 +16,12 @@ use std::{
     time::Duration,
 };
 
-use sessile_hal::{Collective, Device, DeviceError, EventScope, Kernel, Op, Stream as _, View};
+use sessile_hal::{Collective, Device, DeviceError, EventScope, Kernel, Note, Op, Span, Stream as _, View};
 use sessile_host::{CostModel, Data, HostDevice, Link, World, WorldOptions};
 use sessile_plan::{
-    DType, Domain, Fence, LaunchOrder, Plan, Point, PointKind, RequestId, Role, Runner, Trace,
+    DType, Domain, Fence, LaunchOrder, Plan, Point, PointKind, RequestId, RequestSpec, Role, Runner, Trace,
 };
-use sessile_runtime::log::{LogLevel, Recorded};
+use sessile_runtime::log::{Log, LogLevel, RankLog, Recorded};
 
 use super::measure::{Kinds, PhaseTimes};
 
@@ -81,6 +81,20 @@ pub fn modelled_ns(runner: &Runner) -> Vec<u64> {
 /// # Errors
 /// Those of the device.
 pub fn replay(trace: &Trace, plan: &Plan) -> Result<PhaseTimes, DeviceError> {
+    let (log, spans) = played(trace, plan)?;
+    Ok(Kinds::new(&log).times(&spans))
+}
+
+/// The same replay as a timeline takes it: the log of the one rank that ran, and its spans.
+///
+/// # Errors
+/// Those of the device.
+pub fn replay_spans(trace: &Trace, plan: &Plan) -> Result<(Log, Vec<Span>), DeviceError> {
+    let (log, spans) = played(trace, plan)?;
+    Ok((Log::from_ranks(vec![log]), spans))
+}
+
+fn played(trace: &Trace, plan: &Plan) -> Result<(RankLog, Vec<Span>), DeviceError> {
     let mut links = Vec::new();
     for group in groups(trace) {
         let link = Link { name: group.clone(), bytes_per_second: BYTES_PER_SECOND, latency_ns: 0, hop_ns: 0 };
@@ -101,10 +115,10 @@ pub fn replay(trace: &Trace, plan: &Plan) -> Result<PhaseTimes, DeviceError> {
     let run = |device| Player::new(trace, plan, device)?.play(&world);
     let result = world.run(run).into_iter().next();
     match result {
-        Some(Ok(times)) => Ok(times),
+        Some(Ok(played)) => Ok(played),
         Some(Err(sessile_host::RankFailure::Failed { error, .. })) => Err(error),
         Some(Err(sessile_host::RankFailure::Panicked { message, .. })) => std::panic::panic_any(message),
-        None => Ok(PhaseTimes::default()),
+        None => Ok(Default::default()),
     }
 }
 
@@ -212,7 +226,7 @@ impl<'a> Player<'a> {
         })
     }
 
-    fn play(mut self, world: &World) -> Result<PhaseTimes, DeviceError> {
+    fn play(mut self, world: &World) -> Result<(RankLog, Vec<Span>), DeviceError> {
         for at in 0..self.runners.len() {
             self.capture(at)?;
         }
@@ -230,7 +244,7 @@ impl<'a> Player<'a> {
         }
         self.device.wait_stream(&self.main)?;
         let spans = self.device.take_spans();
-        Ok(Kinds::new(&self.device.take_log()).times(&spans))
+        Ok((self.device.take_log(), spans))
     }
 
     /// One graph: the points, and the fences where requests are acquired and released.
@@ -246,6 +260,10 @@ impl<'a> Player<'a> {
         device.record(&origin, &begin)?;
         let mut lanes: BTreeMap<u32, Stream> = BTreeMap::from([(0, origin.clone())]);
         let mut events: BTreeMap<u32, Event> = BTreeMap::new();
+        let specs: BTreeMap<RequestId, &RequestSpec> =
+            runner.requests.iter().map(|request| (request.id, &request.spec)).collect();
+        // What was acquired on each stream since its last work, which writes it.
+        let mut writes: BTreeMap<u32, String> = BTreeMap::new();
         for (point, &duration) in runner.points.iter().zip(&self.durations[at]) {
             let stream = match lanes.get(&point.stream) {
                 Some(stream) => stream.clone(),
@@ -257,7 +275,12 @@ impl<'a> Player<'a> {
                 }
             };
             match &point.kind {
-                PointKind::Acquire(id) => self.wait_fences(&stream, *id)?,
+                PointKind::Acquire(id) => {
+                    if let Some(spec) = specs.get(id) {
+                        writes.insert(point.stream, format!("{} {}", spec.weight, spec.role));
+                    }
+                    self.wait_fences(&stream, *id)?;
+                }
                 PointKind::Release(id) => {
                     if let Some(event) = self.fences.get(id) {
                         device.record(&stream, event)?;
@@ -277,11 +300,13 @@ impl<'a> Player<'a> {
                     let [send, recv] = &self.scratch;
                     let elements = duration.max(1);
                     let (send, recv) = (send.slice(0, elements)?, recv.slice(0, 2 * elements)?);
+                    writes.remove(&point.stream);
                     device.collective(&stream, &self.comms[group], Collective::AllGather, &send, &recv)?;
                 }
                 PointKind::Work => {
                     let view = self.scratch[0].slice(0, duration.max(1))?;
-                    device.enqueue(&stream, Op::new(Kernel::Fill { value: 0.0 }, "work", vec![view])?)?;
+                    let label = writes.remove(&point.stream).unwrap_or_else(|| "work".to_owned());
+                    device.enqueue(&stream, Op::new(Kernel::Fill { value: 0.0 }, label, vec![view])?)?;
                 }
                 PointKind::Complete => {
                     device.record(&stream, &self.runners[at].completion)?;
@@ -299,7 +324,9 @@ impl<'a> Player<'a> {
                 device.record(&origin, event)?;
             }
         }
-        self.runners[at].graph = Some(device.end_capture(&origin)?);
+        let graph = device.end_capture(&origin)?;
+        device.note(Note::Captured { runner: &runner.name, graph: &graph, views: Vec::new() });
+        self.runners[at].graph = Some(graph);
         Ok(())
     }
 

@@ -93,6 +93,21 @@ fn ring_slots_go_round_in_capture_order() {
     assert_eq!(validate(&given, &made), []);
 }
 
+/// A ring of two is full after one runner of two writers, so the next runner waits: less than what depth 2 asks for.
+#[test]
+fn a_ring_that_reuses_nearer_than_the_depth_can_be_below_its_bound() {
+    let runner = |at: u32| backward(&format!("r{at}"), vec![request(2 * at, 1), request(2 * at + 1, 1)]);
+    let given = trace((0..12).map(runner).collect(), (0..12).collect());
+    let bytes = |strategy| {
+        let made = plan(&given, &options(strategy, 2, StepCut::Barrier)).unwrap();
+        (made.bytes(), made.lower_bound_bytes())
+    };
+    let (own, bound) = bytes(Strategy::Sessile);
+    assert_eq!(own, bound);
+    assert!(bytes(Strategy::Ring(2)).0 < bound);
+    assert!(bytes(Strategy::Ring(4)).0 >= own, "this ring keeps the depth");
+}
+
 #[test]
 fn a_ring_shorter_than_the_writers_of_one_runner_is_refused_by_name() {
     let given = trace(vec![opaque("big", (0..3).map(|id| request(id, 1)).collect())], vec![0]);

@@ -178,6 +178,8 @@ fn a_plan_as_a_packing_file_has_no_overlap() {
             let made = sessile_plan::plan(&given, &sessile_plan::PlanOptions { depth, ..Default::default() })
                 .unwrap();
             let text = sessile_plan::write_plan_csv(&given, &made);
+            let read = sessile_plan::read_packing(&text).map(|blocks| blocks.len());
+            assert_eq!(read, Ok(text.lines().count() - 1), "what was written is read");
             let mut lines = text.lines();
             assert_eq!(lines.next(), Some("id,lower,upper,size,alignment,offset,domain"));
             let rows: Vec<Vec<u64>> = lines

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use proptest::{prelude::*, strategy::Strategy as _, test_runner::TestRunner};
 use sessile_plan::{
-    LaunchOrder, PlanError, PlanOptions, StepCut, Strategy, Trace, baseline_bytes, check_trace, lower_bound,
-    plan, read_plan, read_trace, trace_digest, validate, write_plan, write_trace,
+    DType, Domain, LaunchOrder, PlanError, PlanOptions, Role, StepCut, Strategy, Trace, baseline_bytes,
+    check_trace, lower_bound, plan, read_plan, read_trace, trace_digest, validate, write_plan, write_trace,
 };
 
 use crate::{
@@ -102,6 +102,50 @@ fn sessile_is_never_larger_than_the_baselines_at_its_depth_nor_smaller_than_the_
         }
         Ok(())
     });
+}
+
+/// A ring reuses after so many requests, whatever the launch: where that is nearer than the depth, it may be smaller.
+#[test]
+fn sessile_is_never_larger_than_a_ring_that_keeps_the_depth() {
+    let (kept, nearer) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    run(1500, |(mut trace, options)| {
+        // Few kinds of requests, so that rings share.
+        for spec in trace.runners.iter_mut().flat_map(|r| &mut r.requests).map(|request| &mut request.spec) {
+            spec.role = Role::WgradInput;
+            spec.dtype = DType::Bf16;
+            spec.domain = Domain::Default;
+            spec.shape = vec![1 + spec.shape[0] % 2, 128];
+            spec.unsharded_shape.clone_from(&spec.shape);
+        }
+        prop_assert_eq!(check_trace(&trace), Ok(()));
+        let separate = baseline_bytes(&trace, options.step_cut).per_request;
+        let own = PlanOptions { strategy: Strategy::Sessile, ..options };
+        let made = plan(&trace, &own).map_err(|error| TestCaseError::fail(error.to_string()))?;
+        for slots in 1..=4 {
+            let ring = PlanOptions { strategy: Strategy::Ring(slots), ..own.clone() };
+            let Ok(ring) = plan(&trace, &ring) else { continue };
+            // The ring's bytes, judged as sessile's own: whatever shares bytes is as far apart as the depth asks.
+            let mut judged = sessile_plan::Plan { options: own.clone(), ..ring.clone() };
+            for (arena, bound) in judged.arenas.iter_mut().zip(&made.arenas) {
+                arena.lower_bound_bytes = bound.lower_bound_bytes;
+                arena.peak.clone_from(&bound.peak);
+            }
+            if validate(&trace, &judged).is_empty() {
+                kept.fetch_add(usize::from(ring.bytes() < separate), Ordering::Relaxed);
+                prop_assert!(
+                    made.bytes() <= ring.bytes(),
+                    "ring:{slots}: {} > {}",
+                    made.bytes(),
+                    ring.bytes()
+                );
+            } else {
+                nearer.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    });
+    let (kept, nearer) = (kept.into_inner(), nearer.into_inner());
+    assert!(kept > 500 && nearer > 200, "{kept} rings share and keep the depth, {nearer} do not");
 }
 
 #[test]

@@ -148,6 +148,11 @@ pub(super) fn run(args: &CompareArgs) -> Result<Verdict, Failure> {
             }
         ))?;
         lines.line(rows(compared))?;
+        if compared.baselines.ring2.is_some_and(|ring| ring < compared.sessile.two.bytes) {
+            lines.line(
+                "ring:2 counts requests, not launches: it reuses bytes nearer than depth 2, so graphs wait",
+            )?;
+        }
     }
     Ok(Verdict::Good)
 }

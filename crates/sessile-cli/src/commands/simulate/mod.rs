@@ -156,6 +156,7 @@ fn subject(args: &SimulateArgs) -> Result<Subject, Failure> {
         let place = error.span().map_or(0, |span| text[..span.start].lines().count().max(1));
         input::about(path, format!("line {place}: {}", error.message()))
     })?;
+    model.check().map_err(|error| input::about(path, format!("{}: {}", error.value, error.remedy)))?;
     Ok(Subject::Shapes(model))
 }
 
