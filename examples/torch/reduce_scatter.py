@@ -1,5 +1,6 @@
 # Reduce-scatter of a BF16 gradient and its addition to FP32, as frameworks run it: graphs of 20 calls in rotating buffers.
-# Arguments: sizes, rounds, a suffix for names. Writes rows as JSON. Two processes, one for each GPU, forked by the first.
+# Arguments: sizes, rounds, a suffix for names, ranks, ranks of a group. Writes rows as JSON. One process for each GPU,
+# started by the first; groups of consecutive ranks, all at once.
 import json
 import os
 import socket
@@ -13,7 +14,7 @@ ROTATED = 1 << 30
 
 def main():
     sizes = [int(x) for x in sys.argv[1].split(",")]
-    rounds, suffix = int(sys.argv[2]), sys.argv[3]
+    rounds, suffix, size = int(sys.argv[2]), sys.argv[3], int(sys.argv[5])
     import torch
     import torch.distributed as dist
 
@@ -22,30 +23,35 @@ def main():
     device = torch.device("cuda", rank)
     dist.init_process_group("nccl", device_id=device)
     world = dist.get_world_size()
-    backend = dist.group.WORLD._get_backend(device)
+    group = dist.group.WORLD
+    if size < world:
+        groups = [dist.new_group(list(range(first, first + size))) for first in range(0, world, size)]
+        group = groups[rank // size]
+    backend = group._get_backend(device)
     dist.all_reduce(torch.ones(1, device=device))
+    dist.all_reduce(torch.ones(1, device=device), group=group)
     room = max(ROTATED, max(sizes))
     pool = torch.cuda.MemPool(backend.mem_allocator)
     backend.register_mem_pool(pool, symm=True)
     with torch.cuda.use_mem_pool(pool):
         registered_in = torch.ones(room // 2, device=device, dtype=torch.bfloat16)
-        registered_out = torch.empty(room // 2 // world, device=device, dtype=torch.bfloat16)
+        registered_out = torch.empty(room // 2 // size, device=device, dtype=torch.bfloat16)
     plain_in, plain_out = registered_in.clone(), registered_out.clone()
-    sums = torch.zeros(room // 2 // world, device=device)
+    sums = torch.zeros(room // 2 // size, device=device)
 
     def slower(x):
         t = torch.tensor([x], device=device, dtype=torch.float64)
         dist.all_reduce(t, op=dist.ReduceOp.MAX)
         return t.item()
 
-    def measure(name, size, call):
-        n = size // 2
-        turns = max(1, min(CALLS, ROTATED // size))
+    def measure(name, nbytes, call):
+        n = nbytes // 2
+        turns = max(1, min(CALLS, ROTATED // nbytes))
 
         def calls():
             for i in range(CALLS):
                 t = i % turns
-                call(t * n, n, t * n // world, n // world)
+                call(t * n, n, t * n // size, n // size)
 
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
@@ -68,15 +74,15 @@ def main():
         once(1)
         launches = int(max(1, min(40, 3000 // max(once(1), 1))))
         times = sorted(once(launches) / launches / CALLS for _ in range(rounds))
-        return dict(variant=name, bytes=size, median_us=times[len(times) // 2], least_us=times[0], most_us=times[-1],
+        return dict(variant=name, bytes=nbytes, median_us=times[len(times) // 2], least_us=times[0], most_us=times[-1],
                     kernel=None, blocks=None)
 
     def scatter(send, recv, mul, add):
         def call(at, n, to, m):
             x, y = send[at:at + n], recv[to:to + m]
             if mul:
-                x.mul_(1.0 / world)
-            dist.reduce_scatter_tensor(y, x)
+                x.mul_(1.0 / size)
+            dist.reduce_scatter_tensor(y, x, group=group)
             if add:
                 sums[to:to + m].add_(y)
         return call
@@ -90,7 +96,8 @@ def main():
             ("torch ring + add_", plain_in, plain_out, False, True),
             ("torch mul_ + ring + add_", plain_in, plain_out, True, True),
         ]
-    rows = [measure(name, size, scatter(send, recv, mul, add)) for name, send, recv, mul, add in kinds for size in sizes]
+    rows = [measure(name, nbytes, scatter(send, recv, mul, add))
+            for name, send, recv, mul, add in kinds for nbytes in sizes]
     if rank == 0:
         print(json.dumps(rows), file=sys.stdout, flush=True)
     dist.barrier()
@@ -104,9 +111,9 @@ def start():
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     source = sys.orig_argv[sys.orig_argv.index("-c") + 1]
-    ranks = []
-    for rank in range(2):
-        env = dict(os.environ, RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+    ranks, world = [], int(sys.argv[4])
+    for rank in range(world):
+        env = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
                    SESSILE_TORCH_RANK="1")
         ranks.append(subprocess.Popen([sys.executable, "-c", source, *sys.argv[1:]], env=env,
                                       stdout=None if rank == 0 else subprocess.DEVNULL))

@@ -12,7 +12,13 @@ use super::{Common, parse};
 pub(crate) struct ReduceScatterArgs {
     #[command(flatten)]
     pub(crate) common: Common,
-    /// Bytes of the whole BF16 gradient of a rank, multiples of 64 KiB
+    /// Ranks, one for each GPU: 2 to 16
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = parse::whole::<u32>)]
+    pub(crate) ranks: u32,
+    /// Ranks of a group [default: all]; with fewer, all groups run at once
+    #[arg(long, value_name = "N", value_parser = parse::whole::<u32>)]
+    pub(crate) gtp: Option<u32>,
+    /// Bytes of the whole BF16 gradient of a rank, multiples of 64 KiB that the ranks of a group share evenly
     #[arg(
         long,
         value_name = "LIST",
@@ -33,7 +39,17 @@ pub(crate) struct ReduceScatterArgs {
     /// Also draw the rates
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
+    /// Run nothing: tell what figures of two H200s lead to expect of a group of this size, without a GPU
+    #[arg(long, conflicts_with_all = ["json", "svg"])]
+    pub(crate) expected: bool,
     /// Measure NCCL's symmetric kernel alone and write the rows to stdout, as a part of another run
     #[arg(long, hide = true)]
     pub(crate) part: bool,
+}
+
+impl ReduceScatterArgs {
+    /// Ranks of a group.
+    pub(crate) fn group(&self) -> u32 {
+        self.gtp.unwrap_or(self.ranks)
+    }
 }

@@ -255,7 +255,23 @@ fn a_bench_without_gpus_says_what_it_needs() {
     let sandbox = Sandbox::new();
     refused(&sandbox.run("bench reduce-scatter --sizes 1000"), &["--sizes", "1000", "65536"]);
     refused(&sandbox.run("bench reduce-scatter --rounds 0"), &["--rounds", "1"]);
-    let ran = sandbox.run("bench reduce-scatter --json b.json");
-    refused(&ran, &["two GPUs"]);
+    refused(&sandbox.run("bench reduce-scatter --ranks 1"), &["--ranks 1", "2 to 16"]);
+    refused(&sandbox.run("bench reduce-scatter --ranks 17"), &["--ranks 17", "2 to 16"]);
+    refused(&sandbox.run("bench reduce-scatter --ranks 8 --gtp 3"), &["--gtp 3", "divides the 8 ranks"]);
+    refused(&sandbox.run("bench reduce-scatter --gtp 1"), &["--gtp 1", "at least 2"]);
+    let three = "bench reduce-scatter --ranks 6 --gtp 3 --sizes 196608,65536";
+    refused(&sandbox.run(three), &["--sizes 65536", "3 ranks", "196608"]);
+    refused(&sandbox.run("bench reduce-scatter --expected --json b.json"), &["--expected", "--json"]);
+    for (line, gpus) in [("", "2 GPUs"), (" --ranks 8 --gtp 4", "8 GPUs")] {
+        refused(&sandbox.run(&format!("bench reduce-scatter --json b.json{line}")), &[gpus, "--ranks"]);
+    }
     assert!(!sandbox.path("b.json").exists());
+}
+
+#[test]
+fn what_a_larger_group_should_take_is_told_without_gpus() {
+    let told = Sandbox::new().run("bench reduce-scatter --expected --ranks 8 --sizes 67108864").good();
+    assert!(told.contains("not measured") && told.contains("group of 8"), "{told}");
+    // 107.71 us for two ranks of 64 MiB, 408.06 for 256 MiB, and 8 ranks receive what two do of 112 MiB.
+    assert!(told.lines().any(|line| line.contains("one_shot") && line.contains("182.8")), "{told}");
 }

@@ -19,7 +19,8 @@ const DRAWN: [(&str, &str); 6] = [
 /// Bytes that a rank receives over the time, by size, as SVG.
 pub(super) fn draw(document: &Document) -> String {
     let sizes = document.sizes();
-    let rate = |name: &str, bytes: u64| document.median(name, bytes).map(|us| bytes as f64 / 2.0 / us / 1e3);
+    let rate =
+        |name: &str, bytes: u64| document.median(name, bytes).map(|us| document.received(bytes) / us / 1e3);
     let most = DRAWN
         .iter()
         .flat_map(|(name, _)| sizes.iter().filter_map(|bytes| rate(name, *bytes)))
@@ -29,7 +30,8 @@ pub(super) fn draw(document: &Document) -> String {
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" \
          font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n<text x=\"70\" y=\"24\">GB/s that a rank \
-         receives, by bytes of the gradient</text>\n"
+         receives, by bytes of the gradient; {}</text>\n",
+        document.groups()
     );
     let mut put = |text: String| {
         let _ = writeln!(svg, "{text}");

@@ -20,6 +20,8 @@ pub(super) struct Document {
     version: u32,
     machine: Machine,
     ranks: u32,
+    /// Ranks of a group; the groups ran at once.
+    gtp: u32,
     rounds: u32,
     /// Calls of a graph.
     calls: usize,
@@ -49,7 +51,8 @@ impl Document {
             schema: "sessile.bench-reduce-scatter",
             version: 1,
             machine,
-            ranks: 2,
+            ranks: args.ranks,
+            gtp: args.group(),
             rounds: args.rounds,
             calls: CALLS,
             sizes: args.sizes.clone(),
@@ -66,6 +69,19 @@ impl Document {
 
     pub(super) fn sizes(&self) -> &[u64] {
         &self.sizes
+    }
+
+    /// Bytes that a rank gets from its peers.
+    pub(super) fn received(&self, bytes: u64) -> f64 {
+        received(bytes, self.gtp)
+    }
+
+    /// Who took part.
+    pub(super) fn groups(&self) -> String {
+        match self.ranks / self.gtp {
+            1 => format!("{} ranks", self.ranks),
+            groups => format!("{groups} groups of {} ranks at once", self.gtp),
+        }
     }
 
     /// Names, each once, as measured.
@@ -142,6 +158,11 @@ impl Document {
     }
 }
 
+/// Bytes of a gradient that a rank of a group gets from the others.
+pub(super) fn received(bytes: u64, group: u32) -> f64 {
+    bytes as f64 * f64::from(group - 1) / f64::from(group)
+}
+
 /// A size in the largest unit that divides it.
 pub(super) fn size(bytes: u64) -> String {
     for (unit, name) in [(1 << 30, "GiB"), (1 << 20, "MiB")] {
@@ -164,8 +185,18 @@ mod tests {
         let common = Common { json: None, quiet: true };
         let sizes = vec![65_536, 1 << 20];
         let python = PathBuf::from("python3");
-        let args =
-            ReduceScatterArgs { common, sizes, rounds: 3, python, no_torch: false, svg: None, part: false };
+        let args = ReduceScatterArgs {
+            common,
+            ranks: 8,
+            gtp: Some(4),
+            sizes,
+            rounds: 3,
+            python,
+            no_torch: false,
+            svg: None,
+            expected: false,
+            part: false,
+        };
         let row = |variant: &str, bytes, median_us| Row {
             variant: variant.to_owned(),
             bytes,
@@ -190,7 +221,7 @@ mod tests {
             reduce_alone_us: 50.0,
             reduce_us: 130.0,
         };
-        let machine = Machine { gpus: vec!["a GPU".to_owned(); 2], driver: 13_000, nccl: 22_809 };
+        let machine = Machine { gpus: vec!["a GPU".to_owned(); 8], driver: 13_000, nccl: 22_809 };
         Document::new(machine, &args, rows, vec![load], torch)
     }
 
@@ -222,7 +253,11 @@ mod tests {
     fn the_chart_has_a_line_for_each_variant_that_was_measured() {
         let svg = chart::draw(&document(Err(String::new())));
         assert_eq!(svg.matches("<polyline").count(), 2);
-        assert!(svg.contains("1 MiB") && svg.ends_with("</svg>\n"));
+        assert!(
+            svg.contains("1 MiB") && svg.contains("2 groups of 4 ranks at once") && svg.ends_with("</svg>\n")
+        );
+        // 3 of 4 parts of 1 MiB in 5 us, the most there is: at the top.
+        assert!(svg.contains(">157</text>") && svg.contains(",40.0\""), "{svg}");
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub(super) enum What {
     OneShot(OneShotOptions),
     /// NCCL's reduce-scatter, in plain or registered memory, and `add_scaled` after it.
     Nccl { symmetric: bool, add: bool },
-    /// A rank's share of the input out of the next rank's memory, by a copy engine.
+    /// A rank's share of the input out of each peer's memory, one after the other, the next rank's first, by a copy engine.
     PeerCopy,
     /// `add_scaled` alone: what NCCL's reduce-scatter needs after it.
     Add,
@@ -168,7 +168,9 @@ pub(super) fn ranks<T: Send>(
 /// The buffers of a rank.
 pub(super) struct Bench<'a> {
     device: &'a CudaDevice,
+    /// This rank's group, and all ranks, who begin together.
     comm: CudaComm,
+    all: CudaComm,
     stream: CudaStream,
     rounds: u32,
     /// Inputs, then outputs, in registered and in plain memory.
@@ -180,16 +182,28 @@ pub(super) struct Bench<'a> {
 impl<'a> Bench<'a> {
     /// # Errors
     /// Those of the device.
-    pub(super) fn new(device: &'a CudaDevice, largest: u64, rounds: u32) -> Result<Self, DeviceError> {
-        let all: Vec<u32> = (0..device.world_size()).collect();
-        let comm = device.communicator("all", &all)?;
+    pub(super) fn new(
+        device: &'a CudaDevice,
+        group: u32,
+        largest: u64,
+        rounds: u32,
+    ) -> Result<Self, DeviceError> {
+        let ranks: Vec<u32> = (0..device.world_size()).collect();
+        let all = device.communicator("all", &ranks)?;
+        let comm = if group == device.world_size() {
+            all.clone()
+        } else {
+            let number = device.rank() / group;
+            let ranks: Vec<u32> = (number * group..(number + 1) * group).collect();
+            device.communicator(&format!("group {number}"), &ranks)?
+        };
         let stream = device.stream("reduce")?;
         let room = ROTATED.max(largest);
-        let registered = device.alloc(2 * room, &Domain::Symmetric("all".to_owned()), "registered")?;
+        let registered = device.alloc(2 * room, &Domain::Symmetric(comm.name().to_owned()), "registered")?;
         device.register_window(&comm, &registered)?;
         let plain = device.alloc(2 * room, &Domain::Default, "plain")?;
         let sums = device.alloc(2 * room, &Domain::Default, "sums")?;
-        let bench = Bench { device, comm, stream, rounds, registered, plain, sums };
+        let bench = Bench { device, comm, all, stream, rounds, registered, plain, sums };
         for (memory, dtype, value) in [
             (&bench.registered, DType::Bf16, 1.0),
             (&bench.plain, DType::Bf16, 1.0),
@@ -214,7 +228,7 @@ impl<'a> Bench<'a> {
         if let What::OneShot(options) = what {
             self.comm.set_one_shot(options.clone());
         }
-        let ranks = u64::from(self.device.world_size());
+        let ranks = self.comm.ranks().len() as u64;
         let (n, room) = (bytes / 2, self.registered.bytes() / 2);
         let turns = (ROTATED / bytes).clamp(1, CALLS as u64);
         self.device.begin_capture(stream)?;
@@ -245,9 +259,12 @@ impl<'a> Bench<'a> {
                     }
                 }
                 What::PeerCopy => {
-                    let next = (self.comm.rank() + 1) % self.device.world_size();
                     let share = send.slice(u64::from(self.comm.rank()) * n / ranks, n / ranks)?;
-                    self.device.copy_from_peer(stream, &self.comm, next, &share, &recv)?;
+                    let size = self.comm.ranks().len() as u32;
+                    for next in 1..size {
+                        let peer = (self.comm.rank() + next) % size;
+                        self.device.copy_from_peer(stream, &self.comm, peer, &share, &recv)?;
+                    }
                 }
                 What::Add => self.op(stream, Kernel::AddScaled { scale }, vec![recv, sum])?,
                 What::Copy => {
@@ -262,7 +279,7 @@ impl<'a> Bench<'a> {
     /// Microseconds of `launches` launches, all ranks at once.
     fn time(&self, graph: &CudaGraph, launches: u32) -> Result<f64, DeviceError> {
         self.device.wait_stream(&self.stream)?;
-        self.comm.exchange(&[])?;
+        self.all.exchange(&[])?;
         let begin = Instant::now();
         for _ in 0..launches {
             self.device.launch(graph, &self.stream)?;
@@ -273,7 +290,7 @@ impl<'a> Bench<'a> {
 
     /// The slowest rank's time.
     fn slowest(&self, micros: f64) -> Result<f64, DeviceError> {
-        let all = self.comm.exchange(&micros.to_le_bytes())?;
+        let all = self.all.exchange(&micros.to_le_bytes())?;
         let times = all.iter().filter_map(|bytes| <[u8; 8]>::try_from(&bytes[..]).ok());
         Ok(times.map(f64::from_le_bytes).fold(0.0, f64::max))
     }
@@ -337,7 +354,7 @@ impl<'a> Bench<'a> {
             let alone = |with_products: bool, with_reduce: bool| -> Result<(f64, f64), DeviceError> {
                 self.device.wait_stream(&self.stream)?;
                 self.device.wait_stream(&products)?;
-                self.comm.exchange(&[])?;
+                self.all.exchange(&[])?;
                 let begin = Instant::now();
                 if with_reduce {
                     for _ in 0..launches {

@@ -2,6 +2,7 @@
 
 mod chart;
 mod document;
+mod expected;
 mod measure;
 mod peers;
 
@@ -24,21 +25,29 @@ use crate::{
     ui::{Lines, Progress, table},
 };
 
-/// Bytes of the gradient that is reduced beside matrix products.
-const LOADED: u64 = 64 << 20;
+/// Bytes of the gradient that is reduced beside matrix products: 64 MiB, or what is next below it and can be shared.
+fn loaded(group: u32) -> u64 {
+    let most = 64 << 20;
+    most - most % (u64::from(group) * UNIT)
+}
+
+/// Sizes are multiples of it.
+const UNIT: u64 = 65_536;
 
 /// Measures, prints tables, writes files.
 pub(super) fn run(args: &ReduceScatterArgs) -> Result<Verdict, Failure> {
-    if let Some(wrong) = args.sizes.iter().find(|bytes| **bytes == 0 || !bytes.is_multiple_of(65_536)) {
-        return Err(Failure::Input(format!("--sizes {wrong}: give multiples of 65536 bytes")));
-    }
-    if args.rounds == 0 {
-        return Err(Failure::Input("--rounds 0: give at least 1".to_owned()));
+    check(args)?;
+    if args.expected {
+        let mut lines = Lines::new(args.common.quiet);
+        return expected::tell(args, &mut lines).map(|()| Verdict::Good);
     }
     let wanted = [("--json", args.common.json.as_deref()), ("--svg", args.svg.as_deref())];
     let [json_out, svg_out] = output::prepare(wanted, &[])?;
-    let machine = machine().map_err(|error| {
-        Failure::Input(format!("{error}; this measurement needs two GPUs that can map each other's memory"))
+    let machine = machine(args).map_err(|why| {
+        Failure::Input(format!(
+            "{why}; this measurement needs {} GPUs (--ranks), those of a group with access to each other's memory",
+            args.ranks
+        ))
     })?;
     let largest = args.sizes.iter().copied().max().unwrap_or(0);
     if args.part {
@@ -63,16 +72,14 @@ pub(super) fn run(args: &ReduceScatterArgs) -> Result<Verdict, Failure> {
 
     let document = Document::new(machine, args, rows, load, torch);
     let mut lines = Lines::new(args.common.quiet);
-    let head: Vec<String> = std::iter::once("us a call".to_owned())
-        .chain(args.sizes.iter().map(|bytes| document::size(*bytes)))
-        .collect();
+    let head = sizes(&format!("us a call, {}", document.groups()), args);
     let head: Vec<&str> = head.iter().map(String::as_str).collect();
     lines.line(table(&head, 1, document.times()))?;
     lines.line("")?;
     lines.line(table(&head, 1, document.ratios()))?;
     lines.line("")?;
-    let head = ["beside products of 64 MiB gradients", "products", "slower by", "reduce", "slower by"];
-    lines.line(table(&head, 1, document.loads()))?;
+    let title = format!("beside products, {} gradients", document::size(loaded(args.group())));
+    lines.line(table(&[&title, "products", "slower by", "reduce", "slower by"], 1, document.loads()))?;
     if let Some(why) = &document.torch_missing {
         lines.line(format_args!("what frameworks run was not measured: {why}"))?;
     }
@@ -87,24 +94,57 @@ pub(super) fn run(args: &ReduceScatterArgs) -> Result<Verdict, Failure> {
     Ok(Verdict::Good)
 }
 
-/// The machine, if it can run this.
-fn machine() -> Result<Machine, DeviceError> {
-    let found = gpus()?;
-    if found.len() < 2 {
-        return Err(DeviceError::NoGpu { ordinal: u32::try_from(found.len()).unwrap_or(0) });
+/// Refuses options that can't work together.
+fn check(args: &ReduceScatterArgs) -> Result<(), Failure> {
+    let error = |why: String| Err(Failure::Input(why));
+    let (ranks, group) = (args.ranks, args.group());
+    if !(2..=16).contains(&ranks) {
+        return error(format!("--ranks {ranks}: give 2 to 16"));
     }
-    [Library::Nccl, Library::Nvrtc].into_iter().try_for_each(load)?;
-    if !peer_access(0, 1)? {
-        return Err(DeviceError::Unreachable {
-            kernel: "bench reduce-scatter",
-            group: "all".to_owned(),
-            why: "GPUs 0 and 1 can't map each other's memory",
-        });
+    if group < 2 || !ranks.is_multiple_of(group) {
+        return error(format!(
+            "--gtp {group}: give at least 2, and what divides the {ranks} ranks (--ranks)"
+        ));
+    }
+    if let Some(wrong) = args
+        .sizes
+        .iter()
+        .find(|bytes| **bytes == 0 || !bytes.is_multiple_of(UNIT) || **bytes % u64::from(group) != 0)
+    {
+        return error(format!(
+            "--sizes {wrong}: give multiples of 65536 bytes that {group} ranks share evenly, such as {}",
+            UNIT * u64::from(group)
+        ));
+    }
+    if args.rounds == 0 {
+        return error("--rounds 0: give at least 1".to_owned());
+    }
+    Ok(())
+}
+
+/// The head of a table with a column for each size.
+fn sizes(first: &str, args: &ReduceScatterArgs) -> Vec<String> {
+    std::iter::once(first.to_owned()).chain(args.sizes.iter().map(|bytes| document::size(*bytes))).collect()
+}
+
+/// The machine, if it can run this, or why it can't.
+fn machine(args: &ReduceScatterArgs) -> Result<Machine, String> {
+    let found = gpus().map_err(|error| error.to_string())?;
+    if found.len() < args.ranks as usize {
+        return Err(format!("{} GPUs are visible", found.len()));
+    }
+    let said = |error: DeviceError| error.to_string();
+    [Library::Nccl, Library::Nvrtc].into_iter().try_for_each(load).map_err(said)?;
+    let group = args.group();
+    for (from, to) in (0..args.ranks).flat_map(|from| (0..args.ranks).map(move |to| (from, to))) {
+        if from != to && from / group == to / group && !peer_access(from, to).map_err(said)? {
+            return Err(format!("GPU {from} has no access to the memory of GPU {to}"));
+        }
     }
     Ok(Machine {
         gpus: found.iter().map(|gpu| gpu.name.clone()).collect(),
-        driver: sessile_cuda::driver_version()?,
-        nccl: nccl::version()?,
+        driver: sessile_cuda::driver_version().map_err(said)?,
+        nccl: nccl::version().map_err(said)?,
     })
 }
 
@@ -119,8 +159,8 @@ fn rows(
     variants: &[Variant],
     progress: &Progress,
 ) -> Result<Vec<Row>, Failure> {
-    let by_rank = measure::ranks(2, |device| {
-        let bench = Bench::new(device, largest, args.rounds)?;
+    let by_rank = measure::ranks(args.ranks, |device| {
+        let bench = Bench::new(device, args.group(), largest, args.rounds)?;
         let (mut rows, mut measured) = (Vec::new(), 0);
         for variant in variants {
             for bytes in &args.sizes {
@@ -138,10 +178,10 @@ fn rows(
 
 fn loads(args: &ReduceScatterArgs, largest: u64, variants: &[Variant]) -> Result<Vec<Load>, Failure> {
     let names = ["one_shot", "one_shot, 8 SMs", "one_shot, 16 SMs", "copy", "ring + add", "symmetric + add"];
-    let by_rank = measure::ranks(2, |device| {
-        let bench = Bench::new(device, largest, args.rounds)?;
+    let by_rank = measure::ranks(args.ranks, |device| {
+        let bench = Bench::new(device, args.group(), largest, args.rounds)?;
         let chosen = variants.iter().filter(|variant| names.contains(&variant.name.as_str()));
-        chosen.map(|variant| bench.load(variant, LOADED)).collect::<Result<Vec<_>, _>>()
+        chosen.map(|variant| bench.load(variant, loaded(args.group()))).collect::<Result<Vec<_>, _>>()
     });
     Ok(by_rank.map_err(failed)?.into_iter().next().unwrap_or_default())
 }

@@ -23,6 +23,7 @@ pub(super) fn tuned(args: &ReduceScatterArgs, blocks: u32) -> Result<Vec<Row>, F
     let output = Command::new(program)
         .args(["bench", "reduce-scatter", "--part", "--sizes", &sizes(args)])
         .args(["--rounds", &args.rounds.to_string()])
+        .args(["--ranks", &args.ranks.to_string(), "--gtp", &args.group().to_string()])
         .env("NCCL_SYM_CTAS", blocks.to_string())
         .stderr(Stdio::inherit())
         .output()
@@ -43,7 +44,10 @@ pub(super) fn torch(args: &ReduceScatterArgs) -> Result<Vec<Row>, String> {
     let mut rows = Vec::new();
     for (blocks, suffix) in [(None, ""), (Some("64"), ", 64 CTAs")] {
         let mut command = Command::new(&args.python);
-        command.args(["-c", TORCH, &sizes(args), &args.rounds.to_string(), suffix]).stderr(Stdio::inherit());
+        command
+            .args(["-c", TORCH, &sizes(args), &args.rounds.to_string(), suffix])
+            .args([args.ranks.to_string(), args.group().to_string()])
+            .stderr(Stdio::inherit());
         if let Some(blocks) = blocks {
             command.env("NCCL_SYM_CTAS", blocks);
         }
