@@ -6,7 +6,7 @@ use sessile_hal::{Collective, Device, Kernel, Transfer, View};
 use sessile_plan::{DType, Domain};
 
 use super::{SUM, everyone, going, graph_of, registered, window};
-use crate::worlds::{Threads, can_run};
+use crate::worlds::{Threads, can_run, gpus};
 
 #[test]
 fn rounds_go_on_over_graphs_and_eager_work_of_unequal_sizes() {
@@ -117,11 +117,12 @@ fn tiny_and_large_take_turns_and_an_odd_count_works() {
 }
 
 /// In each replay the input is another one, every sum is compared on the device, and ranks are late by turns.
-fn replays(way: Way, n: u64, times: u32) -> (usize, bool) {
-    let results = going(Some(way)).results(2, |device| {
+fn replays(way: Way, ranks: u32, n: u64, times: u32) -> (usize, bool) {
+    let size = u64::from(ranks);
+    let results = going(Some(way)).results(ranks, |device| {
         let comm = everyone(&device);
         let s = device.stream("reduce").expect("stream");
-        let send = window(&device, &comm, DType::F32, 0, &vec![0.0; 2 * n as usize]);
+        let send = window(&device, &comm, DType::F32, 0, &vec![0.0; (size * n) as usize]);
         let [grad, want, wrong] = [0; 3].map(|_| buffer(&device, &vec![0.0; n as usize]));
         let [difference, squared] = [0; 2].map(|_| {
             let memory = device.alloc(2 * n, &Domain::Default, "bf16").expect("alloc");
@@ -129,8 +130,10 @@ fn replays(way: Way, n: u64, times: u32) -> (usize, bool) {
             fill(&device, &s, &view, 0.0);
             view
         });
-        let (one, step) =
-            (buffer(&device, &vec![1.0; 2 * n as usize]), buffer(&device, &vec![2.0; n as usize]));
+        let (one, step) = (
+            buffer(&device, &vec![1.0; (size * n) as usize]),
+            buffer(&device, &vec![ranks as f32; n as usize]),
+        );
         let mut random = fastrand::Rng::with_seed(u64::from(device.rank()));
         let graphs: Vec<_> = (0..16)
             .map(|_| {
@@ -163,7 +166,7 @@ fn replays(way: Way, n: u64, times: u32) -> (usize, bool) {
         device.wait_stream(&s).expect("wait");
         let flat = device.free_memory().expect("free").0 >= free;
         let all = read(&device, &s, &want);
-        assert_eq!(all[0], 2.0 * times as f32);
+        assert_eq!(all[0], (ranks * times) as f32);
         assert!(
             read(&device, &s, &grad).iter().all(|x| *x == 0.0),
             "no NaN either, which squares would hide"
@@ -179,6 +182,17 @@ fn every_sum_of_100_000_replays_is_right_with_ranks_late_by_turns() {
         return;
     }
     for way in [Way::Push, Way::Pull] {
-        assert_eq!(replays(way, 5000, 100_000), (0, true), "{way:?}");
+        assert_eq!(replays(way, 2, 5000, 100_000), (0, true), "{way:?}");
+    }
+}
+
+#[test]
+fn every_sum_of_10_000_replays_is_right_on_all_gpus_with_ranks_late_by_turns() {
+    if !can_run("every_sum_of_10_000_replays_is_right_on_all_gpus_with_ranks_late_by_turns", 3) {
+        return;
+    }
+    let ranks = gpus().expect("checked").min(16);
+    for way in [Way::Push, Way::Pull, Way::Bulk] {
+        assert_eq!(replays(way, ranks, 5000, 10_000), (0, true), "{way:?}, {ranks} ranks");
     }
 }
