@@ -12,10 +12,13 @@ import json
 import os
 import pathlib
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
+
+from faults import Late, Stage, faults
 
 MODEL = "--layers 4 --experts 4 --mtp 2 --graph-heads --microbatches 4"
 KINDS = ["ring", "symmetric", "fp32_a2a", "one_shot"]
@@ -37,12 +40,16 @@ def runs():
         yield f"graphs-{hidden}", f"{graphs} --hidden {hidden} --tokens {min(hidden, 4096)} --json {{json}}", 90, 2
     yield "graphs-compute-bound", f"{graphs} --hidden 4096 --tokens 16384 --json {{json}}", 90, 2
     yield "reduce-scatter", "bench reduce-scatter --json {json}", 300, 2
-    for egtp in [2, 4]:
-        wide = graphs.replace("--launch 2", "--launch 8")
-        yield f"graphs-8-egtp{egtp}", f"{wide} --gtp 8 --egtp {egtp} --hidden 4096 --tokens 4096 --json {{json}}", 120, 8
-    wide = "train --device cuda --launch 8 --gtp 8 --egtp 4 --experts 8 --mtp 2 --layers 4"
-    for kind in KINDS:
-        yield f"train-8-{kind}", f"{wide} --steps 100 --reduce-scatter {kind} --json {{json}}", 120, 8
+    yield "reduce-scatter-4", "bench reduce-scatter --ranks 4 --json {json}", 400, 4
+    yield "reduce-scatter-8", "bench reduce-scatter --ranks 8 --json {json}", 500, 8
+    yield "reduce-scatter-8-gtp4", "bench reduce-scatter --ranks 8 --gtp 4 --json {json}", 500, 8
+    for ranks, sizes in [(4, [2]), (8, [2, 4])]:
+        for egtp in sizes:
+            wide = graphs.replace("--launch 2", f"--launch {ranks}") + f" --gtp {ranks} --egtp {egtp}"
+            yield f"graphs-{ranks}-egtp{egtp}", f"{wide} --hidden 4096 --tokens 4096 --json {{json}}", 120, ranks
+        for kind in KINDS:
+            wide = f"train --device cuda --launch {ranks} --gtp {ranks} --egtp {sizes[-1]} --experts 8 --mtp 2 --layers 4"
+            yield f"train-{ranks}-{kind}", f"{wide} --steps 100 --reduce-scatter {kind} --json {{json}}", 120, ranks
 
 
 def keep(document):
@@ -86,6 +93,105 @@ def run(command, limit, log, **variables):
         return status, round(time.monotonic() - begin, 1)
 
 
+TOOLS = {"memcheck": ["--report-api-errors", "no"], "racecheck": [], "initcheck": [], "synccheck": []}
+# Of the one-shot kernels those that are short, and need no launch to be in time.
+SANITIZED = [
+    "oneshot::bits::eight_ranks_sum_the_bf16_trap_to_263_and_a_batch_is_one_launch",
+    "oneshot::bits::large_sums_have_the_defined_bits",
+    "oneshot::rounds::graphs_of_many_sizes_take_turns",
+    "oneshot::rounds::rounds_go_on_over_graphs_and_eager_work_of_unequal_sizes",
+]
+
+
+def sanitizer():
+    """NVIDIA's compute-sanitizer, wherever its installer put it."""
+    on_path = shutil.which("compute-sanitizer")
+    if on_path:
+        return on_path
+    for folder in ["/usr/local", "/opt", "/usr/lib"]:
+        found = subprocess.run(["find", folder, "-name", "compute-sanitizer", "-type", "f", "-perm", "-1"],
+                               capture_output=True, text=True).stdout.split("\n")
+        if found[0]:
+            return found[0]
+    return None
+
+
+def listed(tests):
+    lines = subprocess.run([str(tests), "--list"], capture_output=True, text=True, check=True).stdout.split("\n")
+    return [line.removesuffix(": test") for line in lines if line.endswith(": test")]
+
+
+class Recorder:
+    """Runs, and writes a record of each."""
+
+    def __init__(self, args):
+        self.args, self.machine, self.bad = args, machine(), False
+        self.day = datetime.date.today().isoformat()
+
+    def gpus(self, name, needed):
+        if needed > len(self.machine["gpus"]):
+            print(f"{name}: skipped, needs {needed} GPUs")
+            return False
+        return True
+
+    def log(self, name):
+        return self.args.out / f"{self.day}-{name}.log"
+
+    def record(self, name, command, status, seconds, figures, good):
+        self.bad |= not good
+        document = {
+            "commit": self.args.commit,
+            "dirty": self.args.dirty,
+            "machine": self.machine,
+            "command": command,
+            "exit": status,
+            "seconds": seconds,
+            "figures": figures,
+            "output": self.log(name).name,
+        }
+        path = self.args.out / f"{self.day}-{name}.json"
+        path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        print(f"{name}: exit {status} in {seconds} s, {'good' if good else 'bad'}", flush=True)
+
+    def program(self, name, command, limit):
+        result = self.args.out / "result.json"
+        result.unlink(missing_ok=True)
+        words = [word.format(json=result, out=self.args.out) for word in shlex.split(command)]
+        status, seconds = run([str(self.args.program), *words], limit, self.log(name))
+        figures = keep(json.loads(result.read_text(encoding="utf-8"))) if result.exists() else None
+        result.unlink(missing_ok=True)
+        self.record(name, f"sessile {command}", status, seconds, figures, status == 0)
+
+    def fault(self, name, what, limit, play):
+        begin = time.monotonic()
+        with Stage(self.args.program, limit) as stage:
+            try:
+                figures, status = play(stage), 0
+            except Late as late:
+                figures, status = {"as_expected": False, "late": str(late), "errors": stage.errors(*stage.order)}, 124
+            self.log(name).write_text(stage.log(), encoding="utf-8")
+        seconds = round(time.monotonic() - begin, 1)
+        self.record(name, f"{what}: `{name}` of docs/gpu-runs/faults.py", status, seconds, figures, figures["as_expected"])
+
+    def tests(self, name, command, tests, limit, before=()):
+        """Each in a process of its own; what a tool sums up is counted."""
+        exits, summaries, begin = {}, {}, time.monotonic()
+        with open(self.log(name), "w", encoding="utf-8") as whole:
+            for test in tests:
+                one = self.args.out / "one.log"
+                words = [*before, str(self.args.tests), "--exact", test, "--include-ignored", "--nocapture"]
+                exits[test], _ = run(words, limit, one, **TESTS)
+                text = one.read_text(encoding="utf-8", errors="replace")
+                whole.write(f"=== {test}: exit {exits[test]}\n{text}")
+                for line in (line for line in text.split("\n") if " SUMMARY: " in line):
+                    summaries[line.strip("= ")] = summaries.get(line.strip("= "), 0) + 1
+                one.unlink()
+        failed = {test: status for test, status in exits.items() if status != 0}
+        figures = {"tests": len(exits), "failed": failed} | ({"summaries": summaries} if before else {})
+        seconds = round(time.monotonic() - begin, 1)
+        self.record(name, command, int(bool(failed)), seconds, figures, not failed)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", type=pathlib.Path, help="the program sessile")
@@ -94,68 +200,52 @@ def main():
     parser.add_argument("--dirty", action="store_true", help="with changes that are not in the commit")
     parser.add_argument("--out", type=pathlib.Path, help="folder for the records")
     parser.add_argument("--only", nargs="+", default=[], help="runs whose names begin so")
+    parser.add_argument("--test", default="", help="of the GPU tests those whose names contain this")
     parser.add_argument("--list", action="store_true", help="print the runs and end")
     args = parser.parse_args()
 
-    wanted = [run for run in runs() if not args.only or any(run[0].startswith(name) for name in args.only)]
+    def wanted(name):
+        return not args.only or any(name.startswith(only) for only in args.only)
+
+    tools = {f"sanitizer-{tool}{rest}": (tool, rest) for tool in TOOLS for rest in ["", "-oneshot"]}
     if args.list:
-        for name, command, limit, ranks in wanted:
-            print(f"{name} ({ranks} GPUs, {limit} s at most): sessile {command}")
+        for name, command, limit, ranks in runs():
+            if wanted(name):
+                print(f"{name} ({ranks} GPUs, {limit} s at most): sessile {command}")
+        for name, what, limit, ranks, _ in faults():
+            if wanted(name):
+                print(f"{name} ({ranks} GPUs, {limit} s at most): {what}")
+        for name in filter(wanted, ["tests", *tools]):
+            print(f"{name} (with --tests): GPU tests{' under compute-sanitizer' if name in tools else ''}")
         return 0
     if not (args.program and args.commit and args.out):
         parser.error("--program, --commit and --out are needed")
+    # NVLink multicast stays off unless somebody wants it: not every machine survives it.
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     args.out.mkdir(parents=True, exist_ok=True)
-    about = machine()
-    day = datetime.date.today().isoformat()
-    worst = 0
-
-    def record(name, command, status, seconds, figures, log):
-        nonlocal worst
-        worst = max(worst, status != 0)
-        document = {
-            "commit": args.commit,
-            "dirty": args.dirty,
-            "machine": about,
-            "command": command,
-            "exit": status,
-            "seconds": seconds,
-            "figures": figures,
-            "output": log.name,
-        }
-        path = args.out / f"{day}-{name}.json"
-        path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        print(f"{name}: exit {status} in {seconds} s", flush=True)
-
-    for name, command, limit, ranks in wanted:
-        if ranks > len(about["gpus"]):
-            print(f"{name}: skipped, needs {ranks} GPUs")
-            continue
-        result = args.out / "result.json"
-        result.unlink(missing_ok=True)
-        words = [word.format(json=result, out=args.out) for word in shlex.split(command)]
-        log = args.out / f"{day}-{name}.log"
-        status, seconds = run([str(args.program), *words], limit, log)
-        figures = keep(json.loads(result.read_text(encoding="utf-8"))) if result.exists() else None
-        result.unlink(missing_ok=True)
-        record(name, f"sessile {command}", status, seconds, figures, log)
-
-    if args.tests and (not args.only or "tests" in args.only):
-        listed = subprocess.run([str(args.tests), "--list"], capture_output=True, text=True, check=True).stdout
-        tests = [line.removesuffix(": test") for line in listed.split("\n") if line.endswith(": test")]
-        exits, log = {}, args.out / f"{day}-tests.log"
-        begin = time.monotonic()
-        with open(log, "w", encoding="utf-8") as whole:
-            for test in tests:
-                one = args.out / "one.log"
-                options = ["--exact", test, "--include-ignored", "--nocapture"]
-                exits[test], _ = run([str(args.tests), *options], 90, one, **TESTS)
-                whole.write(one.read_text(encoding="utf-8", errors="replace"))
-                one.unlink()
-        failed = sorted(test for test, status in exits.items() if status != 0)
-        figures = {"tests": len(exits), "failed": failed}
+    recorder = Recorder(args)
+    for name, command, limit, ranks in runs():
+        if wanted(name) and recorder.gpus(name, ranks):
+            recorder.program(name, command, limit)
+    for name, what, limit, ranks, play in faults():
+        if wanted(name) and recorder.gpus(name, ranks):
+            recorder.fault(name, what, limit, play)
+    tests = [test for test in listed(args.tests) if args.test in test] if args.tests else []
+    if args.tests and wanted("tests"):
         command = "each test of `cargo test --release -p sessile-cuda --test gpu` in a process of its own, 90 s each, CUDA_DEVICE_MAX_CONNECTIONS=32"
-        record("tests", command, int(bool(failed)), round(time.monotonic() - begin, 1), figures, log)
-    return worst
+        recorder.tests("tests", command, tests, 90)
+    tool_names = [name for name in tools if args.tests and wanted(name)]
+    path = sanitizer() if tool_names else None
+    for name in tool_names:
+        tool, rest = tools[name]
+        if path is None:
+            print(f"{name}: skipped, no compute-sanitizer")
+            continue
+        chosen = [test for test in tests if (test in SANITIZED if rest else test.startswith("kernels::"))]
+        before = [path, "--tool", tool, "--error-exitcode", "86", *TOOLS[tool]]
+        words = shlex.join(["compute-sanitizer", *before[1:], "gpu", "--exact", "TEST"])
+        recorder.tests(name, f"{words}, for {len(chosen)} tests, 60 s each", chosen, 60, before)
+    return int(recorder.bad)
 
 
 if __name__ == "__main__":
