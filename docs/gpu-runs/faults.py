@@ -17,6 +17,8 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 SECRET = "of a run that is recorded"
+# In the environment of what a run starts: whose family it is.
+FAMILY = "SESSILE_RECORDED_AS"
 # Seconds of replay before something happens.
 REPLAYING = 3
 # Who started a process, and where libraries are.
@@ -29,7 +31,7 @@ class Late(Exception):
 
 
 class Stage:
-    """Processes of a run, each in a group of its own, and their output. All end with it."""
+    """Processes of a run, and their output. All end with it, and what they started."""
 
     def __init__(self, program, limit):
         self.program = pathlib.Path(program).resolve()
@@ -42,8 +44,8 @@ class Stage:
         return self
 
     def __exit__(self, *_):
-        for process in self.processes.values():
-            for pid in self.group(process.pid):
+        for name, process in self.processes.items():
+            for pid in self.family(name):
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
@@ -54,6 +56,7 @@ class Stage:
     def start(self, name, words, without=(), **variables):
         """Starts a process; what it writes is kept under its name."""
         environment = {key: value for key, value in os.environ.items() if key not in (*STARTED_BY, *without)}
+        environment[FAMILY] = f"{self.folder}/{name}"
         self.order.append(name)
         with open(self.folder / name, "wb") as output:
             self.processes[name] = subprocess.Popen(
@@ -85,22 +88,21 @@ class Stage:
             raise Late(what)
         time.sleep(0.01)
 
-    @staticmethod
-    def group(leader):
-        """Processes of a group that still run."""
-        running = []
-        for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+    def family(self, name):
+        """A process and what it started, as far as they still run: launchers give their ranks other sessions."""
+        mark, running = f"{FAMILY}={self.folder}/{name}".encode(), []
+        for environ in pathlib.Path("/proc").glob("[0-9]*/environ"):
             try:
-                state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+                # Empty once a process has ended.
+                if mark in environ.read_bytes().split(b"\0"):
+                    running.append(int(environ.parent.name))
             except OSError:
                 continue
-            if int(group) == leader and state not in "ZX":
-                running.append(int(stat.parent.name))
         return running
 
     def rank(self, name, rank):
         """The process of a rank that `--launch` started."""
-        for pid in self.group(self.processes[name].pid):
+        for pid in self.family(name):
             if pid != self.processes[name].pid:
                 variables = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                 if f"RANK={rank}".encode() in variables:
@@ -108,10 +110,10 @@ class Stage:
         raise Late(f"{name} has no rank {rank}")
 
     def ended(self, *names):
-        """Waits until all processes of the groups have gone; their exit statuses."""
+        """Waits until they and what they started have gone; their exit statuses."""
         while True:
             exits = {name: self.processes[name].poll() for name in names}
-            if None not in exits.values() and not any(self.group(self.processes[name].pid) for name in names):
+            if None not in exits.values() and not any(map(self.family, names)):
                 return exits
             self.pause(f"{', '.join(names)}: still running")
 
@@ -295,7 +297,8 @@ def launched(stage, launcher):
         path = " ".join(module)
     variables = {"SESSILE_JOB_SECRET": SECRET}
     if path and launcher == "torchrun":
-        options = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", at, "--no-python"]
+        # Written so, older ones take them too.
+        options = ["--nproc_per_node", "2", "--master_addr", "127.0.0.1", "--master_port", at, "--no_python"]
         stage.start("job", [*shlex.split(path), *options, *program], **variables)
     elif path and launcher == "mpirun":
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
