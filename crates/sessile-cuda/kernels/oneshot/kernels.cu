@@ -5,10 +5,20 @@
 
 #define WAYS(TYPE, T, RANKS, R, S, DEEP, PACKS)                                                        \
     KERNEL(one_shot_push_##TYPE##_##RANKS, S, 288, 1, (push<T, R, 128>(batch)))                                 \
-    KERNEL(one_shot_pull_##TYPE##_##RANKS, S, 288, 1, (pull<T, R, DEEP, false>(batch)))                     \
-    KERNEL(one_shot_shift_##TYPE##_##RANKS, S, 288, 1, (pull<T, R, DEEP, true>(batch)))                         \
+    KERNEL(one_shot_pull_##TYPE##_##RANKS, S, 288, 1, (pull<T, R, DEEP, false, false>(batch)))                     \
+    KERNEL(one_shot_shift_##TYPE##_##RANKS, S, 288, 1, (pull<T, R, DEEP, true, false>(batch)))                         \
     KERNEL(one_shot_sum_##TYPE##_##RANKS, S, 512, 1, (sum_copied<T, R, DEEP>(batch)))                           \
     BULK(one_shot_bulk_##TYPE##_##RANKS, S, PACKS + 32, (bulk<T, R, PACKS>(batch)))
+
+// Forms that are compared.
+#define FORMS(TYPE, T, RANKS, R, S, DEEP, PACKS, WIDE)                                                          \
+    KERNEL(one_shot_pull1_##TYPE##_##RANKS, S, 288, 1, (pull<T, R, DEEP, false, true>(batch)))                  \
+    KERNEL(one_shot_shift1_##TYPE##_##RANKS, S, 288, 1, (pull<T, R, DEEP, true, true>(batch)))                  \
+    KERNEL(one_shot_pull2_##TYPE##_##RANKS, S, WIDE, 1, (pull<T, R, DEEP, false, true>(batch)))                 \
+    BULK(one_shot_bulk1_##TYPE##_##RANKS, S, PACKS + 32, (lean<T, R, PACKS, false, false, 3, false>(batch)))    \
+    BULK(one_shot_bulk2_##TYPE##_##RANKS, S, PACKS + 32, (lean<T, R, PACKS, false, false, 2, true>(batch)))     \
+    BULK(one_shot_bulk3_##TYPE##_##RANKS, S, PACKS + 32, (lean<T, R, PACKS, true, false, 2, true>(batch)))      \
+    BULK(one_shot_bulk4_##TYPE##_##RANKS, S, PACKS + 32, (lean<T, R, PACKS, true, true, 1, false>(batch)))
 
 #if __CUDA_ARCH__ >= 900
 #define BULK(NAME, S, THREADS, BODY) KERNEL(NAME, S, THREADS, 1, BODY)
@@ -24,5 +34,13 @@ WAYS(f32, float, 2, 2, 2, 2, 512)
 WAYS(f32, float, 4, 4, 4, 2, 512)
 WAYS(f32, float, 8, 8, 8, 1, 256)
 WAYS(f32, float, any, 0, MOST_RANKS, 1, 128)
+FORMS(bf16, u16, 2, 2, 2, 2, 512, 544)
+FORMS(bf16, u16, 4, 4, 4, 2, 512, 544)
+FORMS(bf16, u16, 8, 8, 8, 1, 256, 544)
+FORMS(bf16, u16, any, 0, MOST_RANKS, 1, 128, 288)
+FORMS(f32, float, 2, 2, 2, 2, 512, 544)
+FORMS(f32, float, 4, 4, 4, 2, 512, 544)
+FORMS(f32, float, 8, 8, 8, 1, 256, 544)
+FORMS(f32, float, any, 0, MOST_RANKS, 1, 128, 288)
 KERNEL(one_shot_enter, MOST_RANKS, 32, 1, enter_alone(batch))
 KERNEL(one_shot_leave, MOST_RANKS, 32, 1, leave_alone(batch))

@@ -2,14 +2,25 @@
 
 // R: ranks, or 0 if only known at run time. U: packs of 16 bytes that a thread has in flight for each rank. `SHIFT`:
 // sources lie off 16 bytes. What needs no peer is loaded before they are waited for, and others hear that this block has
-// read before it stores its last sums.
-template <class T, int R, int U, bool SHIFT>
+// read before it stores its last sums. `EARLY`: rounds by `begin_early`.
+template <class T, int R, int U, bool SHIFT, bool EARLY>
 __device__ __forceinline__ void pull(const Batch<R ? R : MOST_RANKS>& batch) {
     const int E = 16 / sizeof(T), S = R ? R : MOST_RANKS;
     const Transfer<S>& t = mine(batch);
     const u32 size = R ? R : batch.size, lane = threadIdx.x % 32;
     const float scale = batch.scale;
     __shared__ u32 go;
+    if (EARLY && threadIdx.x < 32) {
+        Turn turn = begin_early(batch);
+        refresh(turn, batch);
+        bool ok = __all_sync(~0u, turn.ok && enter_early(turn, batch));
+        if (lane == 0) go = ok;
+        __syncthreads();
+        if (!ok) return;
+        __syncthreads();
+        leave_and_end(turn, batch);
+        return;
+    }
     if (threadIdx.x < 32) {
         Turn turn = begin(batch);
         refresh(turn, batch);

@@ -222,6 +222,58 @@ __device__ __forceinline__ void leave(const Turn& turn, const Batch<S>& batch) {
     if (!batch.omit_exit) reaches(&turn.pad->read[p], turn.round, turn.pad, batch, 2, p);
 }
 
+// The same round with less on its way. What must come before the telling is ordered by one fence, which runs while the
+// round's number is on its way; who waits acquires with each look, not once more; the block that has read last ends the
+// round, so that nothing comes after the last wait; and nothing is read after that one, so it need not acquire: what
+// follows on the stream does.
+template <int S>
+__device__ __forceinline__ Turn begin_early(const Batch<S>& batch) {
+    Turn turn;
+    turn.pad = batch.pads[0];
+#pragma unroll
+    for (int p = 1; p < S; p++)
+        if (p == batch.rank) turn.pad = batch.pads[p];
+    u32 before = look(&turn.pad->round), failed = look(&turn.pad->failed);
+    if (blockIdx.x == 0) asm volatile("fence.acq_rel.sys;" ::: "memory");
+    turn.round = before + 1;
+    turn.ok = failed == 0;
+    return turn;
+}
+
+template <int S>
+__device__ __forceinline__ bool enter_early(const Turn& turn, const Batch<S>& batch) {
+    u32 p = threadIdx.x, round = turn.round;
+    if (p >= batch.size || p == batch.rank) return true;
+    if (blockIdx.x == 0)
+        asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(&batch.pads[p]->written[batch.rank]), "r"(round)
+                     : "memory");
+    u64 begin = 0;
+    for (u32 tries = 1; (int)(take(&turn.pad->written[p]) - round) < 0; tries++) {
+        if (tries == 256) begin = now();
+        if (tries % 512 == 0 && gives_up(begin, turn.pad, batch.patience, batch.words, 1, p, round)) return false;
+    }
+    return true;
+}
+
+template <int S>
+__device__ __forceinline__ void leave_and_end(const Turn& turn, const Batch<S>& batch) {
+    u32 p = threadIdx.x, last = 0, round = turn.round;
+    if (p == 0) last = count(&turn.pad->left) == gridDim.x - 1;
+    if (!__shfl_sync(~0u, last, 0)) return;
+    if (p == 0) {
+        turn.pad->left = 0;
+        turn.pad->round = round;
+    }
+    if (p >= batch.size || p == batch.rank) return;
+    publish(&batch.pads[p]->read[batch.rank], round);
+    if (batch.omit_exit) return;
+    u64 begin = 0;
+    for (u32 tries = 1; (int)(look(&turn.pad->read[p]) - round) < 0; tries++) {
+        if (tries == 256) begin = now();
+        if (tries % 512 == 0 && gives_up(begin, turn.pad, batch.patience, batch.words, 2, p, round)) return;
+    }
+}
+
 template <int S>
 __device__ __forceinline__ const Transfer<S>& mine(const Batch<S>& batch) {
     u32 i = 0;

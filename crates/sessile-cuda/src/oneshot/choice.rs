@@ -21,6 +21,9 @@ pub(super) const PUSH_MOST: u64 = 768 << 10;
 /// Largest budget at which bulk copies are used, and the least that they are used for.
 pub(super) const BULK_BUDGET: u32 = 32;
 pub(super) const BULK_LEAST: u64 = 4 << 20;
+/// Bytes of each peer from which two blocks of a pull share a multiprocessor, in groups of two: below, half as many blocks
+/// enter and leave sooner (docs/PERFORMANCE.md).
+pub(super) const PAIR_LEAST: u64 = 4 << 20;
 /// Multiprocessors that are counted on.
 pub(super) const MULTIPROCESSORS: u32 = 128;
 /// Packets of a tile, as in the kernels' source; threads of a block that sums after copies.
@@ -107,6 +110,8 @@ pub(super) struct Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     pub(super) way: Way,
+    /// Of [`OneShotOptions::form`], the one that there is of the way.
+    pub(super) form: u32,
     pub(super) blocks: u32,
     pub(super) threads: u32,
     /// Bytes of shared memory, and stages that it holds.
@@ -146,26 +151,44 @@ pub(super) fn choose(round: &Round, limits: &Limits, options: &OneShotOptions) -
         None if budget <= BULK_BUDGET && can_bulk && bytes >= BULK_LEAST => Way::Bulk,
         None => read,
     };
+    let form = match way {
+        Way::Pull | Way::Bulk if options.form <= if way == Way::Bulk { 4 } else { 2 } => options.form,
+        Way::Shift => options.form.min(1),
+        _ => 0,
+    };
+    let wide = form == 2 && specialized(size) <= 8;
+    let readers: u64 = if way == Way::Pull && wide { 512 } else { 256 };
     // A block that waits for peers must not keep theirs from running: all of a GPU's fit on it at once.
     let budget = if budget == 0 { 16 } else { budget };
     let most = (budget.min(MULTIPROCESSORS) / limits.share.max(1)).max(1);
     let each = match (way, specialized(size)) {
         (Way::Push, 2 | 4) => 3,
-        (Way::Push, 8) | (Way::Pull | Way::Shift, 2) => 2,
+        (Way::Push, 8) => 2,
+        (Way::Pull | Way::Shift, 2)
+            if readers == 256 && (bytes >= PAIR_LEAST || options.blocks.is_some()) =>
+        {
+            2
+        }
         _ => 1,
     };
     let each = if limits.share > 1 { 1 } else { each };
-    let stage = 16 * packs(size) * u64::from(size) + 4 * 16 / round.dtype.size() * packs(size);
+    let sums = 4 * 16 / round.dtype.size() * packs(size);
+    let stage = match form {
+        0 | 4 => 16 * packs(size) * u64::from(size) + sums,
+        3 => 16 * packs(size) * u64::from(size),
+        _ => 16 * packs(size) * others,
+    };
     let (work, threads, stages) = match way {
         Way::Push => (round.tiles, 288, 0),
-        Way::Pull | Way::Shift => ((bytes / 16).div_ceil(256), 288, 0),
-        Way::Bulk => ((bytes / 16).div_ceil(packs(size)), packs(size) + 32, (SHARED / stage).min(16)),
+        Way::Pull | Way::Shift => ((bytes / 16).div_ceil(readers), readers + 32, 0),
+        Way::Bulk => ((bytes / 16).div_ceil(packs(size)), packs(size) + 32, (SHARED / stage.max(1)).min(16)),
         Way::Copy => ((bytes / 16).div_ceil(u64::from(SUM_THREADS)), u64::from(SUM_THREADS), 0),
     };
     let most = options.blocks.unwrap_or(u32::MAX).clamp(1, most * each);
     let narrow = |x: u64| u32::try_from(x).unwrap_or(u32::MAX);
     Choice {
         way,
+        form,
         blocks: narrow(work.clamp(1, u64::from(most))),
         threads: narrow(threads),
         shared: narrow(stages * stage),
@@ -214,14 +237,21 @@ macro_rules! kernels {
     };
 }
 
-/// The kernel that goes a way.
-pub(super) fn kernel(way: Way, dtype: DType, size: u32) -> &'static str {
-    match way {
-        Way::Push => kernels!("push", dtype, size),
-        Way::Pull => kernels!("pull", dtype, size),
-        Way::Shift => kernels!("shift", dtype, size),
-        Way::Bulk => kernels!("bulk", dtype, size),
-        Way::Copy => sum(dtype, size),
+/// The kernel that goes a way, in a form.
+pub(super) fn kernel(way: Way, form: u32, dtype: DType, size: u32) -> &'static str {
+    match (way, form) {
+        (Way::Push, _) => kernels!("push", dtype, size),
+        (Way::Pull, 0) => kernels!("pull", dtype, size),
+        (Way::Pull, 1) => kernels!("pull1", dtype, size),
+        (Way::Pull, _) => kernels!("pull2", dtype, size),
+        (Way::Shift, 0) => kernels!("shift", dtype, size),
+        (Way::Shift, _) => kernels!("shift1", dtype, size),
+        (Way::Bulk, 0) => kernels!("bulk", dtype, size),
+        (Way::Bulk, 1) => kernels!("bulk1", dtype, size),
+        (Way::Bulk, 2) => kernels!("bulk2", dtype, size),
+        (Way::Bulk, 3) => kernels!("bulk3", dtype, size),
+        (Way::Bulk, _) => kernels!("bulk4", dtype, size),
+        (Way::Copy, _) => sum(dtype, size),
     }
 }
 
@@ -258,6 +288,14 @@ mod tests {
     }
 
     #[test]
+    fn two_blocks_share_a_multiprocessor_where_there_is_enough_to_read() {
+        let blocks = |elements| chosen(2, elements, 0, &OneShotOptions::default()).blocks;
+        assert_eq!([1 << 20, 1 << 21, 1 << 22, 1 << 25].map(blocks), [128, 256, 256, 256]);
+        let asked = OneShotOptions { blocks: Some(256), way: Some(Way::Pull), ..OneShotOptions::default() };
+        assert_eq!(chosen(2, 1 << 20, 0, &asked).blocks, 256);
+    }
+
+    #[test]
     fn what_decides_who_waits_for_what_sees_sizes_alone() {
         for size in 2..=16 {
             for elements in [1, 1000, 49_152, 131_072, 393_216, 393_217, 1 << 20] {
@@ -277,8 +315,11 @@ mod tests {
             for share in [1, 2, 4, 8, 16] {
                 let limits = Limits { share, ..LIMITS };
                 for shift in 0..31 {
-                    for budget in [None, Some(0), Some(1), Some(16), Some(1000)] {
-                        let options = OneShotOptions { budget, ..OneShotOptions::default() };
+                    for (form, budget) in
+                        [None, Some(0), Some(1), Some(16), Some(1000)].into_iter().enumerate()
+                    {
+                        let options =
+                            OneShotOptions { budget, form: form as u32, ..OneShotOptions::default() };
                         let round = round(size, 1 << shift, 0);
                         let choice = choose(&round, &limits, &options);
                         let most = budget.unwrap_or(MULTIPROCESSORS).clamp(16, MULTIPROCESSORS);
@@ -308,13 +349,14 @@ mod tests {
     #[test]
     fn every_kernel_has_a_name_of_its_own() {
         let mut names = Vec::new();
-        for way in [Way::Push, Way::Pull, Way::Shift, Way::Bulk, Way::Copy] {
-            for dtype in [DType::Bf16, DType::F32] {
-                names.extend([2, 4, 8, 3].map(|size| kernel(way, dtype, size)));
+        let forms = [(Way::Push, 1), (Way::Pull, 3), (Way::Shift, 2), (Way::Bulk, 5), (Way::Copy, 1)];
+        for (way, forms) in forms {
+            for (form, dtype) in (0..forms).flat_map(|form| [(form, DType::Bf16), (form, DType::F32)]) {
+                names.extend([2, 4, 8, 3].map(|size| kernel(way, form, dtype, size)));
             }
         }
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), 40);
+        assert_eq!(names.len(), 96);
     }
 }

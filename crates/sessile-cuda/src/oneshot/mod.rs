@@ -67,6 +67,10 @@ pub struct OneShotOptions {
     pub way: Option<Way>,
     /// Blocks of a launch, within what the GPU can hold: to measure.
     pub blocks: Option<u32>,
+    /// Form of the kernels that read: 0, or another one to compare with it. Of pull, 1 has shorter rounds, and 2 these
+    /// and twice the threads in a block; of bulk, 1 and 2 load what needs no peer into registers, 3 the accumulator alone,
+    /// and 4 nothing. Ranks may differ.
+    pub form: u32,
     /// Number of the round before the first: to test the wrap. All ranks must have the same here.
     pub first_round: u32,
     /// Whether a launch ends before peers have read: to show that tests notice.
@@ -326,7 +330,7 @@ impl Launch<'_> {
             .map(|(row, blocks)| Part { from: sources(row), to: row.to, elements: row.elements, blocks })
             .collect();
         let grid = transfers.last().map_or(1, |part| part.blocks.0 + part.blocks.1);
-        let name = choice::kernel(way, self.dtype, self.member.size);
+        let name = choice::kernel(way, choice.form, self.dtype, self.member.size);
         let ranks = choice::specialized(self.member.size);
         let words = self.batch(ranks, &transfers, choice.stages);
         let extent = Extent { grid: (grid, 1, 1), block: (choice.threads, 1), shared: choice.shared };

@@ -7,13 +7,12 @@ use sessile_cuda::{DeviceOptions, Way};
 use sessile_hal::{Device, DeviceError};
 use sessile_plan::DType;
 
-use super::{SUM, everyone, going, registered, window};
-use crate::worlds::can_run;
+use super::{FORMS, SUM, everyone, going, in_form, registered, window};
+use crate::worlds::{Threads, can_run};
 
 /// [fill x; reduce; fill x with NaN] in one graph, 8 MiB, the second rank with one block and so slow: sums of the first
 /// rank with a wrong value.
-fn overwritten(way: Way, ranks: u32, omit_exit: bool) -> u64 {
-    let mut worlds = going(Some(way));
+fn overwritten(mut worlds: Threads, ranks: u32, omit_exit: bool) -> u64 {
     worlds.options.one_shot.omit_exit = omit_exit;
     worlds.tune = |rank: u32, options: &mut DeviceOptions| {
         if rank == 1 {
@@ -54,7 +53,10 @@ fn an_input_may_be_overwritten_as_soon_as_the_launch_has_ended() {
     }
     for ranks in [2, 3] {
         for way in [Way::Pull, Way::Bulk, Way::Copy] {
-            assert_eq!(overwritten(way, ranks, false), 0, "{way:?}, {ranks} ranks");
+            assert_eq!(overwritten(going(Some(way)), ranks, false), 0, "{way:?}, {ranks} ranks");
+        }
+        for form in FORMS {
+            assert_eq!(overwritten(in_form(form), ranks, false), 0, "{form:?}, {ranks} ranks");
         }
     }
 }
@@ -65,9 +67,11 @@ fn without_the_exit_a_slow_rank_reads_what_was_written_after_the_launch() {
     if !can_run("without_the_exit_a_slow_rank_reads_what_was_written_after_the_launch", 2) {
         return;
     }
-    let wrong = overwritten(Way::Pull, 2, true);
-    assert_ne!(wrong, 0);
-    eprintln!("without the exit, {wrong} sums were wrong");
+    for form in [(Way::Pull, 0), (Way::Pull, 1), (Way::Bulk, 2)] {
+        let wrong = overwritten(in_form(form), 2, true);
+        assert_ne!(wrong, 0, "{form:?}");
+        eprintln!("without the exit, {wrong} sums were wrong: {form:?}");
+    }
 }
 
 #[test]
@@ -75,8 +79,8 @@ fn a_peer_that_does_not_launch_is_named_and_later_launches_do_nothing() {
     if !can_run("a_peer_that_does_not_launch_is_named_and_later_launches_do_nothing", 1) {
         return;
     }
-    for way in [Way::Push, Way::Pull] {
-        let mut worlds = going(Some(way));
+    for way in [(Way::Push, 0), (Way::Pull, 0), (Way::Pull, 1), (Way::Bulk, 2)] {
+        let mut worlds = in_form(way);
         worlds.options.deadline = Duration::from_secs(3);
         worlds.results(2, |device| {
             let comm = everyone(&device);
