@@ -81,7 +81,7 @@ __device__ __forceinline__ void bulk(const Batch<R ? R : MOST_RANKS>& batch) {
         end_sum = fetch((const T*)0, t.from[0] + sizeof(T) * end_at);
         for (u32 p = 1; p < size; p++) end_sum = end_sum + fetch((const T*)0, t.from[p] + sizeof(T) * end_at);
         end_sum = t.to[end_at] + scale * end_sum;
-        settle(end_sum);
+        known(__float_as_uint(end_sum));
     }
     u32 stage = 0, parity = 0;
     const u64 quads = packs * (E / 4), step = (u64)t.blocks * P * (E / 4);
@@ -114,10 +114,7 @@ __device__ __forceinline__ void bulk(const Batch<R ? R : MOST_RANKS>& batch) {
                         s[e] = p == 0 ? element((const T*)0, w, e) : s[e] + element((const T*)0, w, e);
                 }
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                m[e] = m[e] + scale * s[e];
-                settle(m[e]);
-            }
+            for (int e = 0; e < 4; e++) m[e] = m[e] + scale * s[e];
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(shared_address(&empty[stage]));
@@ -205,7 +202,7 @@ __device__ __forceinline__ void lean(const Batch<R ? R : MOST_RANKS>& batch) {
         for (u32 k = own > stages ? own - stages : 0; k < own; k++)
             barrier_wait(shared_address(&full[k % stages]), k / stages & 1);
         asm volatile("barrier.cta.sync 1, %0;" ::"r"(blockDim.x) : "memory");
-        leave_and_end(turn, batch);
+        leave_and_end<true>(turn, batch);
         return;
     }
     const u32 pack = threadIdx.x - 32;
@@ -246,7 +243,7 @@ __device__ __forceinline__ void lean(const Batch<R ? R : MOST_RANKS>& batch) {
         float s = fetch((const T*)0, t.from[0] + sizeof(T) * end_at);
         for (u32 p = 1; p < size; p++) s = s + fetch((const T*)0, t.from[p] + sizeof(T) * end_at);
         end_sum = end_sum + scale * s;
-        settle(end_sum);
+        known(__float_as_uint(end_sum));
     }
     asm volatile("barrier.cta.arrive 1, %0;" ::"r"(blockDim.x) : "memory");
     if (ends) t.to[end_at] = end_sum;
@@ -286,10 +283,7 @@ __device__ __forceinline__ void lean(const Batch<R ? R : MOST_RANKS>& batch) {
                             s[e] = p == 0 ? element((const T*)0, w, e) : s[e] + element((const T*)0, w, e);
                     }
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    m[e] = m[e] + scale * s[e];
-                    settle(m[e]);
-                }
+                for (int e = 0; e < 4; e++) m[e] = m[e] + scale * s[e];
             }
             __syncwarp();
             if (lane == 0) barrier_arrive(empty_at + 8 * stage);

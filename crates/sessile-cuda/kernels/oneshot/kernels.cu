@@ -5,16 +5,18 @@
 
 #define WAYS(TYPE, T, RANKS, R, S, DEEP, PACKS)                                                        \
     KERNEL(one_shot_push_##TYPE##_##RANKS, S, 288, 1, (push<T, R, 128>(batch)))                                 \
-    KERNEL(one_shot_pull_##TYPE##_##RANKS, S, 288, 1, (pull<T, R, DEEP, false, false>(batch)))                     \
-    KERNEL(one_shot_shift_##TYPE##_##RANKS, S, 288, 1, (pull<T, R, DEEP, true, false>(batch)))                         \
+    KERNEL(one_shot_pull_##TYPE##_##RANKS, S, 288, 1, (pull<T, R, DEEP, false, 0>(batch)))                     \
+    KERNEL(one_shot_shift_##TYPE##_##RANKS, S, 288, 1, (pull<T, R, DEEP, true, 0>(batch)))                         \
     KERNEL(one_shot_sum_##TYPE##_##RANKS, S, 512, 1, (sum_copied<T, R, DEEP>(batch)))                           \
     BULK(one_shot_bulk_##TYPE##_##RANKS, S, PACKS + 32, (bulk<T, R, PACKS>(batch)))
 
 // Forms that are compared.
 #define FORMS(TYPE, T, RANKS, R, S, DEEP, PACKS, WIDE)                                                          \
-    KERNEL(one_shot_pull1_##TYPE##_##RANKS, S, 288, 1, (pull<T, R, DEEP, false, true>(batch)))                  \
-    KERNEL(one_shot_shift1_##TYPE##_##RANKS, S, 288, 1, (pull<T, R, DEEP, true, true>(batch)))                  \
-    KERNEL(one_shot_pull2_##TYPE##_##RANKS, S, WIDE, 1, (pull<T, R, DEEP, false, true>(batch)))                 \
+    KERNEL(one_shot_pull1_##TYPE##_##RANKS, S, 288, 1, (pull<T, R, DEEP, false, 1>(batch)))                     \
+    KERNEL(one_shot_shift1_##TYPE##_##RANKS, S, 288, 1, (pull<T, R, DEEP, true, 1>(batch)))                     \
+    KERNEL(one_shot_pull2_##TYPE##_##RANKS, S, WIDE, 1, (pull<T, R, DEEP, false, 2>(batch)))                    \
+    KERNEL(one_shot_pull3_##TYPE##_##RANKS, S, WIDE, 1, (pull<T, R, DEEP, false, 3>(batch)))                    \
+    KERNEL(one_shot_pull4_##TYPE##_##RANKS, S, WIDE, 1, (pull<T, R, DEEP, false, 4>(batch)))                    \
     BULK(one_shot_bulk1_##TYPE##_##RANKS, S, PACKS + 32, (lean<T, R, PACKS, false, false, 3, false>(batch)))    \
     BULK(one_shot_bulk2_##TYPE##_##RANKS, S, PACKS + 32, (lean<T, R, PACKS, false, false, 2, true>(batch)))     \
     BULK(one_shot_bulk3_##TYPE##_##RANKS, S, PACKS + 32, (lean<T, R, PACKS, true, false, 2, true>(batch)))      \

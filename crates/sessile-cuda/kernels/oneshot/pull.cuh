@@ -2,15 +2,17 @@
 
 // R: ranks, or 0 if only known at run time. U: packs of 16 bytes that a thread has in flight for each rank. `SHIFT`:
 // sources lie off 16 bytes. What needs no peer is loaded before they are waited for, and others hear that this block has
-// read before it stores its last sums. `EARLY`: rounds by `begin_early`.
-template <class T, int R, int U, bool SHIFT, bool EARLY>
+// read before it stores its last sums. `FORM`: from 1 with the rounds of
+// `begin_early`, from 3 each warp makes its first pages of peers known to the GPU before it waits for peers, and in 4 what
+// is told at the exit is not ordered by fences: what was read is in registers by then.
+template <class T, int R, int U, bool SHIFT, int FORM>
 __device__ __forceinline__ void pull(const Batch<R ? R : MOST_RANKS>& batch) {
     const int E = 16 / sizeof(T), S = R ? R : MOST_RANKS;
     const Transfer<S>& t = mine(batch);
     const u32 size = R ? R : batch.size, lane = threadIdx.x % 32;
     const float scale = batch.scale;
     __shared__ u32 go;
-    if (EARLY && threadIdx.x < 32) {
+    if (FORM > 0 && threadIdx.x < 32) {
         Turn turn = begin_early(batch);
         refresh(turn, batch);
         bool ok = __all_sync(~0u, turn.ok && enter_early(turn, batch));
@@ -18,7 +20,7 @@ __device__ __forceinline__ void pull(const Batch<R ? R : MOST_RANKS>& batch) {
         __syncthreads();
         if (!ok) return;
         __syncthreads();
-        leave_and_end(turn, batch);
+        leave_and_end<FORM != 4>(turn, batch);
         return;
     }
     if (threadIdx.x < 32) {
@@ -47,6 +49,12 @@ __device__ __forceinline__ void pull(const Batch<R ? R : MOST_RANKS>& batch) {
     const bool ends = blockIdx.x - t.first == t.blocks - 1 && turned < rest;
     const u64 end_at = turned < head ? turned : packs * E + turned;
 
+    if (FORM >= 3 && lane == 0 && thread < packs) {
+#pragma unroll
+        for (int p = 0; p < S; p++)
+            if ((R || p < size) && p != batch.rank)
+                asm volatile("prefetch.global.L2 [%0];" ::"l"(t.from[p] + head * sizeof(T) + 16 * thread));
+    }
     uint4 x[U][S];
     float4 sum[U][E / 4];
     float end_sum = 0, end_before = 0;
@@ -107,12 +115,16 @@ __device__ __forceinline__ void pull(const Batch<R ? R : MOST_RANKS>& batch) {
                 for (int p = 1; p < S; p++)
                     if (R || p < size) s = s + element((const T*)0, &x[u][p].x, e);
                 m[e] = m[e] + scale * s;
-                settle(m[e]);
             }
         }
         if (base + (u64)U * threads >= packs) {
             end_sum = end_before + scale * end_sum;
-            settle(end_sum);
+            u32 all = __float_as_uint(end_sum);
+#pragma unroll
+            for (int u = 0; u < U; u++)
+#pragma unroll
+                for (int e = 0; e < E; e++) all ^= __float_as_uint((&sum[u][0].x)[e]);
+            known(all);
             __syncthreads();
         }
 #pragma unroll

@@ -139,9 +139,12 @@ __device__ __forceinline__ float element(const u16*, const u32* words, int e) {
 }
 __device__ __forceinline__ float element(const float*, const u32* words, int e) { return __uint_as_float(words[e]); }
 
-// What follows comes after `x` is known, and so after what it was loaded from was read: a barrier alone does not wait for
-// loads under way.
-__device__ __forceinline__ void settle(float& x) { asm volatile("" : "+f"(x)::"memory"); }
+// What comes after a barrier, for others, comes after `x` is known to this thread, and so after what it was made of was
+// read: a barrier does not wait for loads under way, but a store does for what it stores.
+__device__ __forceinline__ void known(u32 x) {
+    __shared__ u32 nowhere;
+    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(&nowhere)), "r"(x) : "memory");
+}
 
 // Bytes `by`.. of two packs, one behind the other. `by` is a multiple of 2 below 16.
 __device__ __forceinline__ uint4 shifted(const uint4& a, const uint4& b, u32 by) {
@@ -255,17 +258,21 @@ __device__ __forceinline__ bool enter_early(const Turn& turn, const Batch<S>& ba
     return true;
 }
 
-template <int S>
+template <bool FENCED, int S>
 __device__ __forceinline__ void leave_and_end(const Turn& turn, const Batch<S>& batch) {
     u32 p = threadIdx.x, last = 0, round = turn.round;
-    if (p == 0) last = count(&turn.pad->left) == gridDim.x - 1;
+    if (p == 0) last = (FENCED ? count(&turn.pad->left) : atomicAdd(&turn.pad->left, 1u)) == gridDim.x - 1;
     if (!__shfl_sync(~0u, last, 0)) return;
     if (p == 0) {
         turn.pad->left = 0;
         turn.pad->round = round;
     }
     if (p >= batch.size || p == batch.rank) return;
-    publish(&batch.pads[p]->read[batch.rank], round);
+    u32* told = &batch.pads[p]->read[batch.rank];
+    if (FENCED)
+        publish(told, round);
+    else
+        asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(told), "r"(round) : "memory");
     if (batch.omit_exit) return;
     u64 begin = 0;
     for (u32 tries = 1; (int)(look(&turn.pad->read[p]) - round) < 0; tries++) {

@@ -152,11 +152,11 @@ pub(super) fn choose(round: &Round, limits: &Limits, options: &OneShotOptions) -
         None => read,
     };
     let form = match way {
-        Way::Pull | Way::Bulk if options.form <= if way == Way::Bulk { 4 } else { 2 } => options.form,
+        Way::Pull | Way::Bulk if options.form <= 4 => options.form,
         Way::Shift => options.form.min(1),
         _ => 0,
     };
-    let wide = form == 2 && specialized(size) <= 8;
+    let wide = form >= 2 && specialized(size) <= 8;
     let readers: u64 = if way == Way::Pull && wide { 512 } else { 256 };
     // A block that waits for peers must not keep theirs from running: all of a GPU's fit on it at once.
     let budget = if budget == 0 { 16 } else { budget };
@@ -243,7 +243,9 @@ pub(super) fn kernel(way: Way, form: u32, dtype: DType, size: u32) -> &'static s
         (Way::Push, _) => kernels!("push", dtype, size),
         (Way::Pull, 0) => kernels!("pull", dtype, size),
         (Way::Pull, 1) => kernels!("pull1", dtype, size),
-        (Way::Pull, _) => kernels!("pull2", dtype, size),
+        (Way::Pull, 2) => kernels!("pull2", dtype, size),
+        (Way::Pull, 3) => kernels!("pull3", dtype, size),
+        (Way::Pull, _) => kernels!("pull4", dtype, size),
         (Way::Shift, 0) => kernels!("shift", dtype, size),
         (Way::Shift, _) => kernels!("shift1", dtype, size),
         (Way::Bulk, 0) => kernels!("bulk", dtype, size),
@@ -349,7 +351,7 @@ mod tests {
     #[test]
     fn every_kernel_has_a_name_of_its_own() {
         let mut names = Vec::new();
-        let forms = [(Way::Push, 1), (Way::Pull, 3), (Way::Shift, 2), (Way::Bulk, 5), (Way::Copy, 1)];
+        let forms = [(Way::Push, 1), (Way::Pull, 5), (Way::Shift, 2), (Way::Bulk, 5), (Way::Copy, 1)];
         for (way, forms) in forms {
             for (form, dtype) in (0..forms).flat_map(|form| [(form, DType::Bf16), (form, DType::F32)]) {
                 names.extend([2, 4, 8, 3].map(|size| kernel(way, form, dtype, size)));
@@ -357,6 +359,6 @@ mod tests {
         }
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), 96);
+        assert_eq!(names.len(), 112);
     }
 }

@@ -67,8 +67,8 @@ pub struct OneShotOptions {
     pub way: Option<Way>,
     /// Blocks of a launch, within what the GPU can hold: to measure.
     pub blocks: Option<u32>,
-    /// Form of the kernels that read: 0, or another one to compare with it. Of pull, 1 has shorter rounds, and 2 these
-    /// and twice the threads in a block; of bulk, 1 and 2 load what needs no peer into registers, 3 the accumulator alone,
+    /// Form of the kernels that read: 0, or another one to compare with it. Of pull, 1 has shorter rounds, 2 also
+    /// twice the threads in a block, 3 also looks up peers' pages early, and 4 also leaves without fences; of bulk, 1 and 2 load what needs no peer into registers, 3 the accumulator alone,
     /// and 4 nothing. Ranks may differ.
     pub form: u32,
     /// Number of the round before the first: to test the wrap. All ranks must have the same here.

@@ -108,6 +108,8 @@ fn kernels_compile_to_ptx_for_other_gpus_with_no_float_atomics_and_no_multicast(
                     "{capability:?}"
                 );
                 assert!(ptx.contains("ld.global.L1::no_allocate.v4"));
+                // Before a rank is told that its input was read, a barrier follows a store of what was read.
+                assert!(ptx.contains("st.volatile.shared.u32"));
                 assert!(!ptx.contains("ld.global.nc"));
             }
             if matches!(unit, Unit::Elementwise | Unit::OneShot) {

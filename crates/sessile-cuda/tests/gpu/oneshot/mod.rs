@@ -23,8 +23,16 @@ fn going(way: Option<Way>) -> Threads {
 }
 
 /// Other forms of the ways that read.
-const FORMS: [(Way, u32); 6] =
-    [(Way::Pull, 1), (Way::Pull, 2), (Way::Bulk, 1), (Way::Bulk, 2), (Way::Bulk, 3), (Way::Bulk, 4)];
+const FORMS: [(Way, u32); 8] = [
+    (Way::Pull, 1),
+    (Way::Pull, 2),
+    (Way::Pull, 3),
+    (Way::Pull, 4),
+    (Way::Bulk, 1),
+    (Way::Bulk, 2),
+    (Way::Bulk, 3),
+    (Way::Bulk, 4),
+];
 
 fn in_form((way, form): (Way, u32)) -> Threads {
     let mut worlds = going(Some(way));

@@ -181,7 +181,7 @@ fn every_sum_of_100_000_replays_is_right_with_ranks_late_by_turns() {
     if !can_run("every_sum_of_100_000_replays_is_right_with_ranks_late_by_turns", 2) {
         return;
     }
-    for way in [(Way::Push, 0), (Way::Pull, 0), (Way::Pull, 1), (Way::Pull, 2), (Way::Bulk, 2)] {
+    for way in [(Way::Push, 0), (Way::Pull, 0), (Way::Pull, 1), (Way::Pull, 4), (Way::Bulk, 2)] {
         assert_eq!(replays(&in_form(way), 2, 5000, 100_000), (0, true), "{way:?}");
     }
 }

@@ -89,8 +89,10 @@ impl Variant {
         for (way, form, blocks) in [
             (Way::Pull, 1, &[128, 256][..]),
             (Way::Pull, 2, &[64, 128]),
+            (Way::Pull, 3, &[64, 128]),
+            (Way::Pull, 4, &[64, 128]),
             (Way::Bulk, 1, &[8, 16, 32]),
-            (Way::Bulk, 2, &[8, 16, 32]),
+            (Way::Bulk, 2, &[8, 16, 32, 64, 128]),
             (Way::Bulk, 3, &[8, 16, 32]),
             (Way::Bulk, 4, &[8, 16, 32]),
         ] {
