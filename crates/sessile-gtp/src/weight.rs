@@ -105,10 +105,12 @@ impl<D: Device> Weight<D> {
         }
     }
 
-    /// All-gather output, bf16 `[padded_rows, cols]`.
+    /// All-gather output, bf16 `[padded_rows, cols]`. It needs no registered memory, but lies where the gradients do, so
+    /// that both share bytes.
     pub(crate) fn gathered_spec(&self, part: &Part<D>, group: &Group<D>) -> RequestSpec {
         let spec = self.spec(part, Role::GatheredWeight, DType::Bf16, self.shard.padded_rows());
-        RequestSpec { group: Some(group.name.clone()), ..spec }
+        let domain = group.kind.input_domain(&group.name);
+        RequestSpec { domain, group: Some(group.name.clone()), ..spec }
     }
 
     /// Gradient of one use that is added up locally, in the wire dtype, `[padded_rows, cols]`.

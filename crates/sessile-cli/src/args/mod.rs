@@ -19,7 +19,7 @@ pub(crate) use bench::{BenchArgs, Measure};
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use graphs::GraphsArgs;
 pub(crate) use parse::Depth;
-pub(crate) use place::{DeviceName, Place};
+pub(crate) use place::{DeviceName, Place, Sms};
 pub(crate) use plan::{CheckArgs, CompareArgs, GroupDepths, PlanArgs, PlanChoices};
 pub(crate) use reduce_scatter::ReduceScatterArgs;
 pub(crate) use report::ReportArgs;

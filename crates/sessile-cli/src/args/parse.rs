@@ -10,6 +10,8 @@ use sessile_model::{
 };
 use sessile_plan::{DType, StepCut};
 
+use super::Sms;
+
 /// A depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Depth {
@@ -38,6 +40,14 @@ pub(crate) fn depth_or_auto(text: &str) -> Result<Depth, String> {
     match text {
         "auto" => Ok(Depth::Auto),
         _ => whole(text).map(Depth::Fixed).map_err(|_| "use a whole number, such as 2, or auto".to_owned()),
+    }
+}
+
+/// Multiprocessors of a launch.
+pub(crate) fn sms(text: &str) -> Result<Sms, String> {
+    match text {
+        "all" => Ok(Sms::All),
+        _ => whole(text).map(Sms::Most).map_err(|_| "use a whole number, such as 16, or all".to_owned()),
     }
 }
 

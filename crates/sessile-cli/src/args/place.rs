@@ -26,6 +26,29 @@ impl DeviceName {
 const DEVICES: &[(&str, DeviceName)] =
     &[(DeviceName::Host.name(), DeviceName::Host), (DeviceName::Cuda.name(), DeviceName::Cuda)];
 
+/// Multiprocessors of one launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sms {
+    /// As many as are useful.
+    All,
+    /// At most so many.
+    Most(u32),
+}
+
+impl Sms {
+    /// What a launch may take unless told: reads nearly as fast as all do, and what runs beside it loses least
+    /// (docs/PERFORMANCE.md).
+    pub(crate) const USUAL: Sms = Sms::Most(16);
+
+    /// As the device has it.
+    pub(crate) fn budget(self) -> Option<u32> {
+        match self {
+            Sms::All => None,
+            Sms::Most(count) => Some(count),
+        }
+    }
+}
+
 /// Options that say where ranks run.
 #[derive(Args, Debug)]
 pub(crate) struct Place {
@@ -41,4 +64,8 @@ pub(crate) struct Place {
     /// Take NCCL's plain kernel where it gives no symmetric one
     #[arg(long)]
     pub(crate) allow_plain: bool,
+    /// Multiprocessors that a one-shot reduce-scatter may take, or all: few leave more to what runs beside it; 0 lets copy
+    /// engines fetch [default: 16]
+    #[arg(long, value_name = "N", value_parser = parse::sms)]
+    pub(crate) one_shot_sms: Option<Sms>,
 }

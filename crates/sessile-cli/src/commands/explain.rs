@@ -53,7 +53,7 @@ fn peak(trace: &Trace, peak: &[RequestId]) -> String {
     table(&["runner", "weight", "role", "bytes"], 3, found.iter().take(NAMED).map(row).collect())
 }
 
-/// The trace without the requests that `one_shot` does without, its inputs registered with their groups.
+/// The trace without the requests that `one_shot` does without, the others where its groups have them.
 fn reduced_with_one_shot(trace: &Trace) -> Trace {
     let spare = |role: &Role| matches!(role, Role::RsOutput | Role::A2aScratch | Role::Fp32Output);
     let gone: BTreeSet<RequestId> = trace
@@ -65,7 +65,7 @@ fn reduced_with_one_shot(trace: &Trace) -> Trace {
     for runner in &mut fewer.runners {
         runner.requests.retain(|request| !gone.contains(&request.id));
         for spec in runner.requests.iter_mut().map(|request| &mut request.spec) {
-            if let (Role::WgradInput, Some(group)) = (&spec.role, &spec.group) {
+            if let (Role::WgradInput | Role::GatheredWeight, Some(group)) = (&spec.role, &spec.group) {
                 spec.domain = Domain::Symmetric(group.clone());
             }
         }

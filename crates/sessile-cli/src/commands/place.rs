@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use sessile_cuda::{CudaDevice, DeviceOptions, gpus, job::Job, library::ready};
+use sessile_cuda::{CudaDevice, DeviceOptions, OneShotOptions, gpus, job::Job, library::ready};
 use sessile_hal::DeviceError;
 
 use super::launch;
 use crate::{
-    args::{DeviceName, Place},
+    args::{DeviceName, Place, Sms},
     failure::Failure,
 };
 
@@ -31,6 +31,9 @@ impl Part {
             DeviceName::Host if place.launch.is_some() => Err(Failure::Input(
                 "--launch starts processes for GPUs: add --device cuda, or use --ranks, whose ranks are threads"
                     .to_owned(),
+            )),
+            DeviceName::Host if place.one_shot_sms.is_some() => Err(Failure::Input(
+                "--one-shot-sms counts multiprocessors of a GPU: add --device cuda, or leave it out".to_owned(),
             )),
             DeviceName::Host => Ok(Part::Host),
             DeviceName::Cuda => Part::on_gpus(place),
@@ -83,6 +86,10 @@ pub(super) fn open(place: &Place, job: &Job, spans: bool) -> Result<CudaDevice, 
         deadline: Duration::from_secs(place.timeout.into()),
         spans,
         allow_plain: place.allow_plain,
+        one_shot: OneShotOptions {
+            budget: place.one_shot_sms.unwrap_or(Sms::USUAL).budget(),
+            ..OneShotOptions::default()
+        },
         ..DeviceOptions::default()
     };
     CudaDevice::open(job, options).map_err(opening)

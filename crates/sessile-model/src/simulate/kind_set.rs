@@ -41,7 +41,7 @@ impl KindSet {
                         (spec.dtype, spec.group) = (*dtype, group.clone());
                     }
                 }
-                Role::RsOutput => spec.domain = Domain::Default,
+                Role::RsOutput | Role::GatheredWeight => spec.domain = Domain::Default,
                 _ => {}
             }
         }

@@ -7,7 +7,7 @@
 //!
 //! Weight j's reduce-scatter starts when its GEMM ends and is added one weight later; the last one of a runner after the
 //! completion point. A weight that is used again is added before its next GEMM. Gathered weights, where asked for, are
-//! gathered one weight ahead, also for the next runner.
+//! gathered one weight ahead, also for the next runner, into the memory that gradients lie in.
 
 use super::{Model, Module, Weight};
 use crate::{
@@ -152,8 +152,9 @@ impl Builder<'_> {
         let weight = node.weight;
         let ranks = self.model.groups[&weight.group];
         let padded = weight.rows.next_multiple_of(PAD * ranks);
+        let own = self.options.set == KindSet::Own;
         let registered = self.options.kinds == Kinds::Registered
-            && (*role == Role::WgradInput || (*role == Role::RsOutput && self.options.set == KindSet::Own));
+            && (*role == Role::WgradInput || (own && matches!(role, Role::RsOutput | Role::GatheredWeight)));
         let wire = weight.wgrad_dtype.unwrap_or(self.options.wgrad_dtype);
         let (rows, dtype) = match role {
             Role::RsOutput => (padded / ranks, wire),
