@@ -69,3 +69,10 @@ pub(crate) struct Place {
     #[arg(long, value_name = "N", value_parser = parse::sms)]
     pub(crate) one_shot_sms: Option<Sms>,
 }
+
+impl Place {
+    /// Multiprocessors of a one-shot reduce-scatter; none on the host.
+    pub(crate) fn sms(&self) -> Option<Sms> {
+        (self.device == DeviceName::Cuda).then(|| self.one_shot_sms.unwrap_or(Sms::USUAL))
+    }
+}

@@ -86,10 +86,7 @@ pub(super) fn open(place: &Place, job: &Job, spans: bool) -> Result<CudaDevice, 
         deadline: Duration::from_secs(place.timeout.into()),
         spans,
         allow_plain: place.allow_plain,
-        one_shot: OneShotOptions {
-            budget: place.one_shot_sms.unwrap_or(Sms::USUAL).budget(),
-            ..OneShotOptions::default()
-        },
+        one_shot: OneShotOptions { budget: place.sms().and_then(Sms::budget), ..OneShotOptions::default() },
         ..DeviceOptions::default()
     };
     CudaDevice::open(job, options).map_err(opening)

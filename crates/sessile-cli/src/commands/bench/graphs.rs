@@ -11,7 +11,7 @@ use sessile_plan::DType;
 use sessile_runtime::RuntimeError;
 
 use crate::{
-    args::GraphsArgs,
+    args::{GraphsArgs, Sms},
     commands::{
         json, launch,
         place::{self, Part},
@@ -36,6 +36,8 @@ struct Document {
     egtp: Option<u32>,
     layers: u32,
     wgrad_dtype: DType,
+    /// Multiprocessors that a one-shot reduce-scatter may take; `null` if all, and on the host.
+    one_shot_sms: Option<u32>,
     steps: u32,
     rounds: u32,
     /// Of rank 0.
@@ -230,6 +232,7 @@ fn document(args: &GraphsArgs, ranks: u32, gpu: Option<String>, (host_costs, sta
         egtp: args.egtp,
         layers: args.layers,
         wgrad_dtype: args.wgrad_dtype,
+        one_shot_sms: args.place.sms().and_then(Sms::budget),
         steps: args.steps,
         rounds: args.rounds,
         host_costs,
