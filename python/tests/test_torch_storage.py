@@ -89,6 +89,42 @@ def test_a_deviation_from_the_sealed_order_is_counted(storage):
     assert storage.order_deviations == 1
 
 
+class Replayed:
+    """Stands for a captured graph."""
+
+    def __init__(self):
+        self.launches = 0
+
+    def replay(self):
+        self.launches += 1
+
+
+def test_launches_are_counted_in_the_sealed_order_and_end_with_their_plan(storage):
+    sealed(storage)
+    graphs = {"layer1": Replayed(), "layer0": Replayed()}
+    with pytest.raises(sessile.RunnerError, match="no graph"):
+        storage.launcher("layer1", graphs["layer1"])
+    two_runners(storage, storage.capture)
+    launch = {name: storage.launcher(name, graph) for name, graph in graphs.items()}
+    for name in ("layer1", "layer0", "layer1", "layer1"):
+        launch[name]()
+    assert (graphs["layer1"].launches, graphs["layer0"].launches) == (3, 1)
+    assert storage.replays == 4 and storage.order_deviations == 1
+    storage.free()
+    sealed(storage)
+    two_runners(storage, storage.capture)
+    with pytest.raises(sessile.PhaseError, match="another plan"):
+        launch["layer1"]()
+    with storage.replay("layer1"):
+        with pytest.raises(sessile.PhaseError, match="being replayed"):
+            storage.launcher("layer0", graphs["layer0"])
+        with pytest.raises(sessile.PhaseError):
+            launch["layer0"]()
+        storage.release(storage.empty((8, 32), torch.float32, role="wgrad_input", weight="layer1"))
+        storage.empty((4, 32), torch.bfloat16, role="rs_output", weight="layer1")
+    assert graphs["layer1"].launches == 3
+
+
 def test_the_trace_feeds_the_planner(storage, tmp_path):
     two_runners(storage, storage.discover)
     path = tmp_path / "trace.json"

@@ -82,6 +82,19 @@ impl Context {
         Ok(Entered { before })
     }
 
+    /// Makes the context current if it is not, for calls that captures don't forbid: one look at the thread's state where
+    /// `enter` makes three calls.
+    pub(crate) fn be_current(&self) -> Result<(), DeviceError> {
+        let mut current = std::ptr::null_mut();
+        // SAFETY: `current` lives over the call.
+        unsafe { cuda!(cuCtxGetCurrent(&raw mut current)) }?;
+        if current == self.raw {
+            return Ok(());
+        }
+        // SAFETY: `raw` is retained until `self` is dropped.
+        unsafe { cuda!(cuCtxSetCurrent(self.raw)) }
+    }
+
     /// Free and total bytes of the GPU's memory.
     pub(crate) fn memory(&self) -> Result<(u64, u64), DeviceError> {
         let _entered = self.enter()?;

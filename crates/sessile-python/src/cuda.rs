@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sessile_cuda::guest::{Block, Guest, GuestEvent, GuestGroup, GuestMemory, PAD_BYTES};
+use sessile_cuda::guest::{Block, Guest, GuestEvent, GuestGroup, GuestLaunch, GuestMemory, PAD_BYTES};
 use sessile_hal::{Comm, DeviceError};
 use sessile_plan::{DType, Domain, Plan, RequestId};
-use sessile_runtime::{RuntimeError, agree};
+use sessile_runtime::{RuntimeError, agree, events::Events};
 
 use crate::arena::Arena;
 use crate::exchange::Group;
@@ -33,17 +33,34 @@ pub(crate) struct Cuda {
     guest: Arc<Guest>,
     rank: u32,
     /// Marks of the pass under way, if it runs in a capture.
-    marked: Option<Vec<(Mark, Vec<u64>)>>,
-    /// One external event for each request that a fence waits for, and what each acquire waits for.
-    fences: BTreeMap<RequestId, GuestEvent>,
-    waits: BTreeMap<RequestId, Vec<RequestId>>,
+    marked: Option<Marked>,
+    /// Where fences record and wait, and the external events by number.
+    events: Events,
+    fences: Vec<GuestEvent>,
     /// Memory that groups share: arenas first, then that of eager work.
     regions: Vec<Region>,
     reducers: BTreeMap<String, Reducer>,
     /// Groups whose turn the capture under way has waited for.
     turned: BTreeSet<String>,
-    /// For each runner with a completion point: its start, and its completion inside the graph.
-    lanes: BTreeMap<usize, Lane>,
+    /// For each runner, by number: what it has if it has a completion point.
+    lanes: Vec<Option<Lane>>,
+    /// What was launched and may run on.
+    in_flight: Vec<(GuestEvent, u64)>,
+}
+
+/// Marks, and where each stood: a part of `nodes`.
+#[derive(Default)]
+struct Marked {
+    marks: Vec<(Mark, usize)>,
+    nodes: Vec<u64>,
+}
+
+impl Marked {
+    fn take(self) -> Vec<(Mark, Vec<u64>)> {
+        let mut from = 0;
+        let mut part = |to: usize| self.nodes[std::mem::replace(&mut from, to)..to].to_vec();
+        self.marks.iter().map(|&(mark, to)| (mark, part(to))).collect()
+    }
 }
 
 /// A group that reduces. Its launches follow each other, across graphs and eager work: each waits for the turn of the
@@ -53,12 +70,25 @@ struct Reducer {
     turn: GuestEvent,
 }
 
-/// A runner that others run beside.
+/// A runner that others run beside: events of its start, its completion inside the graph, and its end.
 struct Lane {
     start: GuestEvent,
     completion: GuestEvent,
     end: GuestEvent,
-    in_flight: Option<u64>,
+    runs: bool,
+}
+
+/// A runner's graph with what its launches need.
+pub(crate) struct Launch {
+    runner: usize,
+    raw: GuestLaunch,
+}
+
+impl Launch {
+    /// Calls of the driver that enqueue something, in one launch.
+    pub(crate) fn calls(&self) -> u32 {
+        self.raw.calls()
+    }
 }
 
 impl Cuda {
@@ -67,12 +97,13 @@ impl Cuda {
             guest: Guest::open(ordinal)?,
             rank,
             marked: None,
-            fences: BTreeMap::new(),
-            waits: BTreeMap::new(),
+            events: Events::default(),
+            fences: Vec::new(),
             regions: Vec::new(),
             reducers: BTreeMap::new(),
             turned: BTreeSet::new(),
-            lanes: BTreeMap::new(),
+            lanes: Vec::new(),
+            in_flight: Vec::new(),
         })
     }
 
@@ -84,7 +115,7 @@ impl Cuda {
     /// Begins a pass. In a capture its marks note where the capture stands.
     pub(crate) fn begin(&mut self, stream: u64) -> Result<bool, DeviceError> {
         let capturing = self.is_capturing(stream)?;
-        self.marked = capturing.then(Vec::new);
+        self.marked = capturing.then(Marked::default);
         self.turned.clear();
         Ok(capturing)
     }
@@ -97,8 +128,8 @@ impl Cuda {
     pub(crate) fn mark(&mut self, mark: Mark, stream: u64) -> Result<(), DeviceError> {
         if let Some(marked) = &mut self.marked {
             // SAFETY: as in `is_capturing`.
-            let stands = unsafe { self.guest.frontier(stream) }?;
-            marked.push((mark, stands));
+            unsafe { self.guest.frontier(stream, &mut marked.nodes) }?;
+            marked.marks.push((mark, marked.nodes.len()));
         }
         Ok(())
     }
@@ -115,6 +146,7 @@ impl Cuda {
         let nodes: Vec<Node> =
             nodes.into_iter().map(|node| Node { id: node.id, after: node.after }).collect();
         let broken = || DeviceError::CaptureInvalid { stream: format!("{stream:#x}") };
+        let marked = marked.take();
         let order = Order::captured(&nodes, &marked).ok_or_else(broken)?;
         let order = order.without_end().map_err(|loose| RuntimeError::OrderDiffers {
             runner: runner.to_owned(),
@@ -127,29 +159,37 @@ impl Cuda {
 
     /// Waits for what the plan fences before a request.
     pub(crate) fn wait_for(&self, acquire: RequestId, stream: u64) -> Result<(), DeviceError> {
-        for release in self.waits.get(&acquire).into_iter().flatten() {
-            if let Some(event) = self.fences.get(release) {
-                // SAFETY: the stream as in `is_capturing`; the graph owns the event since `own`.
-                unsafe { self.guest.wait(event, stream) }?;
-            }
+        for event in self.events.waits(acquire).iter().filter_map(|&event| self.fences.get(event)) {
+            // SAFETY: the stream as in `is_capturing`; the graph owns the event since `own`.
+            unsafe { self.guest.wait(event, stream) }?;
         }
         Ok(())
     }
 
     /// Records that a request is free, if a fence waits for that.
     pub(crate) fn record(&self, release: RequestId, stream: u64) -> Result<(), DeviceError> {
-        match self.fences.get(&release) {
+        match self.events.record(release).and_then(|event| self.fences.get(event)) {
             // SAFETY: as in `wait_for`.
             Some(event) => unsafe { self.guest.record(event, stream) },
             None => Ok(()),
         }
     }
 
+    /// How many of these releases are recorded, and how many waits these acquires have.
+    pub(crate) fn event_nodes(
+        &self,
+        releases: impl Iterator<Item = RequestId>,
+        acquires: impl Iterator<Item = RequestId>,
+    ) -> (usize, usize) {
+        let records = releases.filter(|&id| self.events.record(id).is_some()).count();
+        (records, acquires.map(|id| self.events.waits(id).len()).sum())
+    }
+
     /// Makes the graph under capture own what it may touch.
     pub(crate) fn own(&self, arenas: &[Arena], runner: usize, stream: u64) -> Result<(), DeviceError> {
-        let lane = self.lanes.get(&runner).map(|lane| lane.completion.clone());
+        let lane = self.lane(runner).map(|lane| lane.completion.clone());
         let regions: Vec<GuestMemory> = self.regions.iter().flat_map(|r| r.members.clone()).collect();
-        let fences: Vec<GuestEvent> = self.fences.values().cloned().collect();
+        let fences = self.fences.clone();
         let reducers: Vec<(GuestGroup, GuestEvent)> =
             self.reducers.values().map(|reducer| (reducer.group.clone(), reducer.turn.clone())).collect();
         let kept = (arenas.to_vec(), regions, fences, reducers, lane);
@@ -160,57 +200,67 @@ impl Cuda {
 
     /// Records the completion point of a runner inside its graph.
     pub(crate) fn complete(&self, runner: usize, stream: u64) -> Result<(), DeviceError> {
-        match self.lanes.get(&runner) {
+        match self.lane(runner) {
             // SAFETY: as in `wait_for`.
             Some(lane) => unsafe { self.guest.record(&lane.completion, stream) },
             None => Ok(()),
         }
     }
 
-    /// Before the launch of a runner on `lane`: it starts after what `main` has. Gives the stream to launch on.
-    pub(crate) fn before_launch(&mut self, runner: usize, main: u64, lane: u64) -> Result<(), DeviceError> {
-        if let Some(known) = self.lanes.get_mut(&runner) {
-            // SAFETY: as in `is_capturing`; launches are made outside captures.
-            unsafe { self.guest.order(&known.start, main, lane) }?;
-            known.in_flight = Some(lane);
-        }
-        Ok(())
+    fn lane(&self, runner: usize) -> Option<&Lane> {
+        self.lanes.get(runner).and_then(Option::as_ref)
+    }
+
+    /// What launches of a runner's executable graph need; `lane`: a stream of its own, if others run beside it.
+    pub(crate) fn launcher(&self, runner: usize, exec: u64, lane: Option<u64>) -> Launch {
+        let beside = self
+            .lane(runner)
+            .zip(lane)
+            .map(|(known, lane)| (lane, known.start.clone(), known.completion.clone()));
+        Launch { runner, raw: GuestLaunch::new(&self.guest, exec, beside) }
     }
 
     /// A whole launch of a graph that needs nothing of the framework.
-    pub(crate) fn launch(
-        &mut self,
-        runner: usize,
-        exec: u64,
-        main: u64,
-        lane: u64,
-    ) -> Result<(), DeviceError> {
-        let beside = self.lanes.get_mut(&runner).map(|known| {
-            known.in_flight = Some(lane);
-            (&known.start, &known.completion)
-        });
-
-        // SAFETY: as in `before_launch`; the executable is that of a graph which `python/sessile/torch` holds, and the
-        // interpreter's lock is held.
-        unsafe { self.guest.launch(exec, main, lane, beside) }
+    pub(crate) fn launch(&mut self, launch: &Launch, main: u64) -> Result<(), DeviceError> {
+        // SAFETY: streams come from the framework, which keeps them; launches are made outside captures; the executable is
+        // that of a graph which the launcher holds, and the interpreter's lock is held.
+        unsafe { launch.raw.launch(main) }?;
+        self.runs_on(launch);
+        Ok(())
     }
 
-    /// After the launch: `main` goes on once the runner has completed, while the rest of it runs on.
-    pub(crate) fn after_launch(&mut self, runner: usize, main: u64) -> Result<(), DeviceError> {
-        match self.lanes.get(&runner) {
-            // SAFETY: as in `before_launch`.
-            Some(lane) => unsafe { self.guest.wait_plain(&lane.completion, main) },
-            None => Ok(()),
+    /// Before a launch that the framework makes on the runner's stream: it starts after what `main` has.
+    pub(crate) fn before_launch(&mut self, launch: &Launch, main: u64) -> Result<(), DeviceError> {
+        // SAFETY: as in `launch`.
+        unsafe { launch.raw.before(main) }?;
+        self.runs_on(launch);
+        Ok(())
+    }
+
+    /// After it: `main` goes on once the runner has completed, while the rest of it runs on.
+    pub(crate) fn after_launch(&mut self, launch: &Launch, main: u64) -> Result<(), DeviceError> {
+        // SAFETY: as in `launch`.
+        unsafe { launch.raw.after(main) }
+    }
+
+    fn runs_on(&mut self, launch: &Launch) {
+        let Some(stream) = launch.raw.lane() else { return };
+        if let Some(lane) = self.lanes.get_mut(launch.runner).and_then(Option::as_mut)
+            && !std::mem::replace(&mut lane.runs, true)
+        {
+            self.in_flight.push((lane.end.clone(), stream));
         }
     }
 
     /// Makes `main` wait for all that runs on.
     pub(crate) fn join(&mut self, main: u64) -> Result<(), DeviceError> {
-        for lane in self.lanes.values_mut() {
-            if let Some(stream) = lane.in_flight.take() {
-                // SAFETY: as in `before_launch`; the runner's stream lives as long as the storage.
-                unsafe { self.guest.order(&lane.end, stream, main) }?;
-            }
+        for (end, stream) in &self.in_flight {
+            // SAFETY: as in `launch`; the runner's stream lives as long as the storage.
+            unsafe { self.guest.order(end, *stream, main) }?;
+        }
+        if !self.in_flight.is_empty() {
+            self.in_flight.clear();
+            self.lanes.iter_mut().flatten().for_each(|lane| lane.runs = false);
         }
         Ok(())
     }
@@ -218,35 +268,43 @@ impl Cuda {
     /// Events of a plan's fences and completions. Each is recorded once, so that the first waits pass.
     pub(crate) fn prepare(
         &mut self,
-        plan: &Plan,
-        completing: &BTreeSet<usize>,
+        events: Events,
+        completing: &[bool],
         stream: u64,
     ) -> Result<(), DeviceError> {
-        (self.fences, self.waits, self.lanes) = Default::default();
-        for fence in &plan.fences {
-            if !self.fences.contains_key(&fence.release) {
-                let event = self.guest.event()?;
-                // SAFETY: as in `is_capturing`.
-                unsafe { self.guest.record(&event, stream) }?;
-                self.fences.insert(fence.release, event);
-            }
-            self.waits.entry(fence.acquire).or_default().push(fence.release);
+        self.forget_plan();
+        for _ in 0..events.count {
+            let event = self.guest.event()?;
+            // SAFETY: as in `is_capturing`.
+            unsafe { self.guest.record(&event, stream) }?;
+            self.fences.push(event);
         }
-        for &runner in completing {
-            let lane = Lane {
-                start: self.guest.event()?,
-                completion: self.guest.event()?,
-                end: self.guest.event()?,
-                in_flight: None,
+        self.events = events;
+        for &completes in completing {
+            let event = || self.guest.event();
+            let lane = |()| {
+                Ok::<_, DeviceError>(Lane {
+                    start: event()?,
+                    completion: event()?,
+                    end: event()?,
+                    runs: false,
+                })
             };
-            self.lanes.insert(runner, lane);
+            self.lanes.push(completes.then_some(()).map(lane).transpose()?);
         }
         Ok(())
     }
 
+    fn forget_plan(&mut self) {
+        self.events = Events::default();
+        self.fences.clear();
+        self.lanes.clear();
+        self.in_flight.clear();
+    }
+
     /// Gives the plan's events and arenas up. The caller has waited for the GPU.
     pub(crate) fn release(&mut self) {
-        (self.fences, self.waits, self.lanes) = Default::default();
+        self.forget_plan();
         self.give_back();
     }
 

@@ -10,6 +10,7 @@
 //! | `discovery` | runners, requests and recorded order, until they are a trace |
 //! | `storage`, `sealed` | the life of planned storage on one rank; what exists between seal and free |
 //! | `cuda` | marks, fences and launches on the framework's streams; memory that a group shares |
+//! | `launcher` | launches of a captured runner |
 //! | `arena`, `dlpack` | the bytes, and how a framework sees them |
 //! | `planning` | plans and traces without storage |
 //! | `doctor` | what this machine has |
@@ -23,6 +24,7 @@ mod dlpack;
 mod doctor;
 mod error;
 mod exchange;
+mod launcher;
 mod planning;
 mod sealed;
 mod storage;
@@ -33,6 +35,7 @@ use pyo3::prelude::*;
 fn _sessile(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<storage::Core>()?;
+    module.add_class::<launcher::Launcher>()?;
     module.add_class::<planning::Plan>()?;
     module.add_function(wrap_pyfunction!(planning::plan, module)?)?;
     module.add_function(wrap_pyfunction!(planning::check_trace, module)?)?;

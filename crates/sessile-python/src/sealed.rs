@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use pyo3::prelude::*;
 use sessile_hal::DeviceError;
 use sessile_plan::{LaunchOrder, Request, RequestId, Trace};
+use sessile_runtime::events::{Events, Proven};
 use sessile_runtime::{Cursor, RuntimeError};
 
 use crate::arena::Arena;
@@ -64,6 +65,20 @@ pub(crate) fn acquire(
 }
 
 impl Sealed {
+    /// Where the fences of a plan record and wait.
+    pub(crate) fn events(plan: &sessile_plan::Plan, runners: &[Runner]) -> Events {
+        let ids: Vec<Vec<RequestId>> = runners
+            .iter()
+            .map(|runner| runner.requests.iter().map(|planned| planned.request.id).collect())
+            .collect();
+        let proven: Vec<Proven<'_>> = runners
+            .iter()
+            .zip(&ids)
+            .map(|(runner, requests)| Proven { requests, order: runner.order.as_ref() })
+            .collect();
+        Events::of(&plan.fences, &proven)
+    }
+
     /// Whether a runner runs on beside the next one.
     pub(crate) fn runs_on(&self, at: usize) -> bool {
         self.plan.launch_order == LaunchOrder::Overlapped

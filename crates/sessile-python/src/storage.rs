@@ -14,7 +14,7 @@ use sessile_plan::{
 use sessile_runtime::{Cursor, RuntimeError, agree};
 
 use crate::arena::Arena;
-use crate::cuda::{Cuda, Reduction};
+use crate::cuda::{Cuda, Launch, Reduction};
 use crate::discovery::{Discovery, Pass};
 use crate::dlpack;
 use crate::error::Failure;
@@ -50,6 +50,8 @@ pub(crate) struct Core {
     keys: BTreeMap<RequestId, Py<PyAny>>,
     scope: Scope,
     sealed: Option<Sealed>,
+    /// Plans so far: tells a launcher of one from those of the next.
+    seals: u64,
     /// Released in the pass under way, or by a runner before: a second release is an error.
     released: BTreeSet<RequestId>,
     counters: Counters,
@@ -85,6 +87,7 @@ impl Core {
             keys: BTreeMap::new(),
             scope: Scope::Idle,
             sealed: None,
+            seals: 0,
             released: BTreeSet::new(),
             counters: Counters::default(),
             cuda,
@@ -199,7 +202,7 @@ impl Core {
     /// it was the next launch of the sealed order.
     fn begin_replay(&mut self, runner: &str) -> Result<bool, Failure> {
         let at = self.sealed_runner("replay", runner)?;
-        let in_order = self.next_launch(at, 0)?;
+        let in_order = self.next_launch(self.seals, at, 0)?;
         self.follow(at, false);
         Ok(in_order)
     }
@@ -219,39 +222,27 @@ impl Core {
         self.sealed.as_ref().is_some_and(of)
     }
 
+    /// Nodes of a runner's graph that are sessile's: records (with that of the completion) and waits.
+    fn event_nodes(&self, runner: usize) -> (usize, usize) {
+        let (Some(sealed), Some(cuda)) = (&self.sealed, &self.cuda) else { return (0, 0) };
+        let Some(known) = sealed.runners.get(runner) else { return (0, 0) };
+        let released = known.marks.iter().filter_map(|mark| match mark {
+            Mark::Release(id) if known.order.is_some() => Some(*id),
+            _ => None,
+        });
+        let (fences, waits) = cuda.event_nodes(
+            released.chain(sealed.unreleased(runner)),
+            known.requests.iter().map(|planned| planned.request.id),
+        );
+        (fences + usize::from(sealed.runs_on(runner)), waits)
+    }
+
     /// Makes `main` wait for all that runs on beside it.
     fn join(&mut self, main: u64) -> Result<(), Failure> {
         match &mut self.cuda {
             Some(cuda) => Ok(cuda.join(main)?),
             None => Ok(()),
         }
-    }
-
-    /// After a launch: `main` goes on once the runner has completed.
-    fn launched(&mut self, runner: usize, main: u64) -> Result<(), Failure> {
-        match &mut self.cuda {
-            Some(cuda) => Ok(cuda.after_launch(runner, main)?),
-            None => Ok(()),
-        }
-    }
-
-    /// Before a launch of a captured runner on the stream `lane`: puts it behind what `main` has. Returns whether it was
-    /// the next one of the sealed order; if not, everything was joined first.
-    fn launch(&mut self, at: usize, main: u64, lane: u64) -> Result<bool, Failure> {
-        let in_order = self.next_launch(at, main)?;
-        if let Some(cuda) = &mut self.cuda {
-            cuda.before_launch(at, main, lane)?;
-        }
-        Ok(in_order)
-    }
-
-    /// A whole launch of a captured runner's executable graph: what `launch` does, the launch itself, what `launched` does.
-    fn launch_graph(&mut self, at: usize, exec: u64, main: u64, lane: u64) -> Result<bool, Failure> {
-        let in_order = self.next_launch(at, main)?;
-        if let Some(cuda) = &mut self.cuda {
-            cuda.launch(at, exec, main, lane)?;
-        }
-        Ok(in_order)
     }
 
     /// The planned tensor, if the next request is asked for by exactly this key. Changes nothing else.
@@ -431,6 +422,7 @@ impl Core {
         }
         let plan = Plan { plan: sealed.plan.clone() };
         self.sealed = Some(sealed);
+        self.seals += 1;
         Ok(plan)
     }
 
@@ -547,9 +539,19 @@ impl Core {
 }
 
 impl Core {
-    /// The next launch is that of a captured runner: counts it, and joins everything first if it is out of order or begins a
-    /// step.
-    fn next_launch(&mut self, at: usize, main: u64) -> Result<bool, Failure> {
+    pub(crate) fn cuda_mut(&mut self) -> Option<&mut Cuda> {
+        self.cuda.as_mut()
+    }
+
+    /// Which plan this is, and what launches of a runner need.
+    pub(crate) fn launch_of(&self, runner: usize, exec: u64, lane: Option<u64>) -> (u64, Option<Launch>) {
+        (self.seals, self.cuda.as_ref().map(|cuda| cuda.launcher(runner, exec, lane)))
+    }
+
+    /// The next launch is that of a captured runner of plan number `seal`: counts it, and joins everything first if it is out
+    /// of order or begins a step.
+    pub(crate) fn next_launch(&mut self, seal: u64, at: usize, main: u64) -> Result<bool, Failure> {
+        self.idle("replay")?;
         let wraps = self.options.step_cut == sessile_plan::StepCut::Wrap;
         let Some(sealed) = &mut self.sealed else {
             return Err(Failure::phase(
@@ -558,7 +560,7 @@ impl Core {
                 "discover every runner once, then seal",
             ));
         };
-        let Some(runner) = sealed.runners.get(at) else {
+        let Some(runner) = sealed.runners.get(at).filter(|_| seal == self.seals) else {
             return Err(Failure::phase(
                 "replay",
                 "the runner is of another plan",
@@ -719,9 +721,10 @@ impl Core {
         if let Some(cuda) = &mut self.cuda {
             // With serial launches nothing runs on beside the next runner, and the plan has no fences for it.
             let overlapped = plan.launch_order == LaunchOrder::Overlapped;
-            let completing: BTreeSet<usize> =
-                (0..runners.len()).filter(|&at| overlapped && runners[at].completes()).collect();
-            let prepared = cuda.prepare(&plan, &completing, stream).map_err(RuntimeError::from);
+            let completing: Vec<bool> =
+                runners.iter().map(|runner| overlapped && runner.completes()).collect();
+            let events = Sealed::events(&plan, &runners);
+            let prepared = cuda.prepare(events, &completing, stream).map_err(RuntimeError::from);
             agree::share(&self.world, prepared)?;
         }
         let by_name =

@@ -5,6 +5,7 @@ pub mod agree;
 pub mod check;
 mod discovery;
 mod error;
+pub mod events;
 pub mod log;
 pub mod order;
 mod pool;

@@ -55,6 +55,8 @@ pub struct Node {
 pub struct Order {
     marks: Vec<Mark>,
     before: Vec<Bits>,
+    /// For each mark the first one that stands at exactly its place, perhaps itself.
+    place: Vec<usize>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -87,7 +89,7 @@ impl Order {
             (0..at).for_each(|earlier| bits.set(earlier));
             bits
         });
-        Order { before: before.collect(), marks: marks.to_vec() }
+        Order { before: before.collect(), marks: marks.to_vec(), place: (0..marks.len()).collect() }
     }
 
     /// What the edges of a captured graph prove. `marked` holds the marks as the program made them, each with the nodes
@@ -129,7 +131,25 @@ impl Order {
             bits
         };
         let before = sequence.iter().map(bits).collect();
-        Some(Order { marks: sequence.iter().map(|&mark| marked[mark].0).collect(), before })
+        let place = |&mark: &usize| {
+            let there = |&other: &usize| precedes(mark, other) && precedes(other, mark);
+            new[(0..count).find(there).unwrap_or(mark)]
+        };
+        let place = sequence.iter().map(place).collect();
+        Some(Order { marks: sequence.iter().map(|&mark| marked[mark].0).collect(), before, place })
+    }
+
+    /// The marks in one possible order, each with the number of the place that it stands at: marks of one number have no
+    /// work between them.
+    pub fn places(&self) -> impl Iterator<Item = (Mark, usize)> {
+        self.marks.iter().copied().zip(self.place.iter().copied())
+    }
+
+    /// Whether one mark is proven to come before another.
+    #[must_use]
+    pub fn precedes(&self, early: Mark, late: Mark) -> bool {
+        let at = |mark: Mark| self.marks.iter().position(|known| *known == mark);
+        at(early).zip(at(late)).is_some_and(|(early, late)| self.before[late].has(early))
     }
 
     /// Takes the end off, which must come after everything.
@@ -145,6 +165,7 @@ impl Order {
         // All others come before it, so it is the last.
         self.marks.truncate(at);
         self.before.truncate(at);
+        self.place.truncate(at);
         Ok(self)
     }
 

@@ -60,7 +60,7 @@ def make_graphed_callables(
     *,
     chain: bool = False,
     overlap: bool = True,
-    random: bool = True,
+    random: Optional[bool] = None,
     warmup: int = 2,
 ) -> Tuple[Callable[..., Any], ...]:
     """Callables that replay each module's forward and backward, like ``torch.cuda.make_graphed_callables``, with buffers
@@ -70,7 +70,8 @@ def make_graphed_callables(
     only input of the next; their static tensors are then one, and nothing is copied between them. With ``overlap`` the last
     reduce-scatter of a backward runs on beside the next backward: call ``storage.join()`` before reading ``main_grad``.
 
-    ``random=False`` says that no module draws random numbers, which makes launches cheaper.
+    ``random``: whether modules draw random numbers, as `GraphStorage.launcher` takes it. By default each graph's first
+    replay finds out; one that draws none is then launched without torch's replay, which is cheaper.
 
     Warm-up and captures leave ``main_grad`` and ``grad`` as they were."""
     names = _names(modules)
@@ -210,7 +211,7 @@ def _pass_over(
     chain: bool,
     overlap: bool,
     keep: bool,
-    random: bool = True,
+    random: Optional[bool] = None,
 ) -> None:
     """All forwards in order, then all backwards in reverse, each in a graph of its own."""
     graphs = []

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.dlpack import from_dlpack
 
-from .._sessile import Core, Plan
+from .._sessile import Core, Launcher, Plan
 from ..errors import ArgumentError, DeviceError, GroupError, PhaseError
 from .groups import describe
 from .pool import EagerPool
@@ -48,6 +48,9 @@ class GraphStorage:
         agreed, by default that of all ranks. ``strategy``, ``depth`` and ``step_cut`` are those of ``sessile plan``."""
         self.device = _device(device)
         self._ordinal: Optional[int] = self.device.index
+        #: Handle of the current stream, asked as `_current(_index)`: 0 where there are none.
+        self._current: Callable[[int], int] = int if self._ordinal is None else torch._C._cuda_getCurrentRawStream
+        self._index = self._ordinal or 0
         self._names: Dict[int, str] = {}
         self._lanes: Dict[int, "torch.cuda.Stream"] = {}
         ranks, rank, gather = describe(group, "world")
@@ -89,11 +92,9 @@ class GraphStorage:
 
     def _raw(self, stream: Optional["torch.cuda.Stream"] = None) -> int:
         """The handle of a stream, by default the current one."""
-        if self._ordinal is None:
-            return 0
-        if stream is not None:
+        if stream is not None and self._ordinal is not None:
             return stream.cuda_stream
-        return torch._C._cuda_getCurrentRawStream(self._ordinal)
+        return self._current(self._index)
 
     @contextmanager
     def discover(self, runner: str, stream: Optional["torch.cuda.Stream"] = None) -> Iterator[None]:
@@ -147,51 +148,54 @@ class GraphStorage:
         self._core.end(self._raw(stream))
 
     def launcher(
-        self, runner: str, graph: "torch.cuda.CUDAGraph", *, random: bool = True
-    ) -> Callable[[], None]:
-        """A function that replays the runner's graph: in the sealed order, behind what the current stream has. A runner
-        that called `complete` gets a stream of its own, on which the rest of it runs on beside the next runner; `join`
-        waits for that. A launch out of order waits for everything first, and is counted.
+        self,
+        runner: str,
+        graph: "torch.cuda.CUDAGraph",
+        *,
+        random: Optional[bool] = None,
+        stream: Optional["torch.cuda.Stream"] = None,
+    ) -> Launcher:
+        """A function that replays the runner's graph: in the sealed order, behind what the current stream has, or always
+        behind ``stream``. A runner that called `complete` gets a stream of its own, on which the rest of it runs on beside
+        the next runner; `join` waits for that. A launch out of order waits for everything first, and is counted.
 
-        ``random=False`` says that the graph draws no random numbers: it is then launched without torch's own replay, whose
-        part it is to advance their state."""
-        core, raw = self._core, self._raw
-        at = core.runner(runner)
+        torch's own replay advances the state of random numbers that the graph draws. ``random=False`` says that it draws
+        none, and it is then launched without torch; ``None`` finds out at the first launch, from the state of the device's
+        default generator before and after it."""
+        at = self._core.runner(runner)
         lane = None
-        if core.completes(at):
+        if self._ordinal is not None and self._core.completes(at):
             lane = self._lanes.setdefault(at, torch.cuda.Stream(self._ordinal))
-        if not random and hasattr(graph, "raw_cuda_graph_exec"):
-            handle = graph.raw_cuda_graph_exec()
-            own = None if lane is None else lane.cuda_stream
+        known = self._ordinal is not None and hasattr(graph, "raw_cuda_graph_exec")
+        return Launcher(
+            self._core,
+            at,
+            graph,
+            graph.raw_cuda_graph_exec() if known else 0,
+            None if lane is None else lane.cuda_stream,
+            self._current if stream is None else self._raw(stream),
+            self._index,
+            self._by_hand(graph, stream if lane is None else lane, random if known else True),
+            random is False,
+        )
 
-            def launch_graph(_keep: "torch.cuda.CUDAGraph" = graph) -> None:
-                main = raw()
-                core.launch_graph(at, handle, main, main if own is None else own)
+    def _by_hand(
+        self, graph: "torch.cuda.CUDAGraph", stream: Optional["torch.cuda.Stream"], random: Optional[bool]
+    ) -> Callable[[], bool]:
+        """A launch by torch, on a stream or on the current one; it says whether the next one must be by torch too."""
+        ordinal = self._ordinal
 
-            return launch_graph
-        if lane is None:
-
-            def launch() -> None:
-                main = raw()
-                core.launch(at, main, main)
+        def launch() -> bool:
+            before = None
+            if random is None:
+                before = torch.cuda.default_generators[ordinal].get_state()
+            with torch.cuda.stream(stream):
                 graph.replay()
+            if before is None:
+                return random is not False
+            return not torch.equal(before, torch.cuda.default_generators[ordinal].get_state())
 
-            return launch
-
-        beside, own = lane, lane.cuda_stream
-
-        def launch_beside() -> None:
-            before = torch.cuda.current_stream()
-            main = before.cuda_stream
-            core.launch(at, main, own)
-            torch.cuda.set_stream(beside)
-            try:
-                graph.replay()
-            finally:
-                torch.cuda.set_stream(before)
-            core.launched(at, main)
-
-        return launch_beside
+        return launch
 
     def join(self) -> None:
         """Makes the current stream wait for everything that runners left running: before the optimizer reads gradients.
@@ -283,7 +287,7 @@ class GraphStorage:
         in everything given here. Elsewhere it is a tensor of its own. ``symmetric`` asks for memory that all ranks of the
         group can read."""
         key = (shape, dtype, role, group, weight, unsharded_shape, symmetric, expert, accumulates_into)
-        view = self._core.take(key, self._raw())
+        view = self._core.take(key, self._current(self._index))
         if view is not None:
             return view
         return self._request(key)

@@ -5,11 +5,13 @@
 //! | `mod` | the GPU, and what waits to be destroyed |
 //! | `memory` | arenas, and those of the other ranks of a group |
 //! | `stream` | events on the framework's streams; where its captures stand, and what their edges say |
+//! | `launch` | launches of its graphs that are made again and again |
 //! | `reduce` | the one-shot reduce-scatter on the framework's streams |
 //!
 //! Streams come as handles, as `torch.cuda.Stream.cuda_stream` gives them. Calls on them are unsafe: only the framework
 //! knows whether they are alive.
 
+mod launch;
 mod memory;
 mod reduce;
 mod stream;
@@ -19,6 +21,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use sessile_hal::DeviceError;
 
+pub use launch::GuestLaunch;
 pub use memory::{GuestMemory, Offer};
 pub use reduce::{Block, GuestGroup, PAD_BYTES};
 pub use stream::{CapturedNode, GuestEvent};

@@ -39,7 +39,7 @@ impl Drop for EventCell {
 }
 
 impl GuestEvent {
-    fn raw(&self) -> Result<&RawEvent, DeviceError> {
+    pub(super) fn raw(&self) -> Result<&RawEvent, DeviceError> {
         self.0.raw.as_ref().ok_or_else(|| not_capturing("event"))
     }
 }
@@ -51,7 +51,34 @@ fn not_capturing(what: &str) -> DeviceError {
 /// A capture under way on a stream.
 struct Capture {
     graph: sys::CUgraph,
-    frontier: Vec<sys::CUgraphNode>,
+    nodes: *const sys::CUgraphNode,
+    count: usize,
+}
+
+impl Capture {
+    /// # Safety
+    /// No call was made on the stream since the capture was asked for.
+    unsafe fn frontier(&self) -> &[sys::CUgraphNode] {
+        if self.nodes.is_null() {
+            return &[];
+        }
+        // SAFETY: not null, and the driver gave `count` nodes, valid until the next call on the stream, which was not made
+        // (the caller's promise).
+        unsafe { std::slice::from_raw_parts(self.nodes, self.count) }
+    }
+}
+
+/// # Safety
+/// Live streams and a live event of the current context, outside captures.
+pub(super) unsafe fn record_then_wait(
+    event: sys::CUevent,
+    from: sys::CUstream,
+    to: sys::CUstream,
+) -> Result<(), DeviceError> {
+    // SAFETY: the caller's promise.
+    unsafe { cuda!(cuEventRecord(event, from)) }?;
+    // SAFETY: the caller's promise; 0 is the only flag outside captures.
+    unsafe { cuda!(cuStreamWaitEvent(to, event, 0)) }
 }
 
 impl Guest {
@@ -104,17 +131,19 @@ impl Guest {
         self.borrow(stream).wait(event.raw()?, how)
     }
 
-    /// Where a capture stands on a stream: the nodes that its next node will depend on.
+    /// Where a capture stands on a stream, added to `into`: the nodes that its next node will depend on.
     ///
     /// # Safety
     /// `stream` is a live stream of this GPU.
     ///
     /// # Errors
     /// [`DeviceError::NotCapturing`], [`DeviceError::Driver`].
-    pub unsafe fn frontier(&self, stream: u64) -> Result<Vec<u64>, DeviceError> {
+    pub unsafe fn frontier(&self, stream: u64, into: &mut Vec<u64>) -> Result<(), DeviceError> {
         // SAFETY: the caller's promise.
         let capture = unsafe { self.capture(stream) }?.ok_or_else(|| not_capturing("of a mark"))?;
-        Ok(capture.frontier.into_iter().map(|node| node as u64).collect())
+        // SAFETY: nothing was called on the stream since.
+        into.extend(unsafe { capture.frontier() }.iter().map(|node| *node as u64));
+        Ok(())
     }
 
     /// Outside captures: what is enqueued on `to` from here on waits for what `from` has now.
@@ -125,22 +154,10 @@ impl Guest {
     /// # Errors
     /// [`DeviceError::Driver`].
     pub unsafe fn order(&self, event: &GuestEvent, from: u64, to: u64) -> Result<(), DeviceError> {
-        let _entered = self.context.enter()?;
-        let raw = event.raw()?;
-        self.borrow(from).record(raw, As::Plain)?;
-        self.borrow(to).wait(raw, As::Plain)
-    }
-
-    /// Outside captures: what is enqueued on `stream` from here on waits for the latest record of an event.
-    ///
-    /// # Safety
-    /// A live stream of this GPU that does not capture.
-    ///
-    /// # Errors
-    /// [`DeviceError::Driver`].
-    pub unsafe fn wait_plain(&self, event: &GuestEvent, stream: u64) -> Result<(), DeviceError> {
-        let _entered = self.context.enter()?;
-        self.borrow(stream).wait(event.raw()?, As::Plain)
+        self.context.be_current()?;
+        let raw = event.raw()?.raw();
+        // SAFETY: the streams are alive (the caller's promise), the event is borrowed; all are of the current context.
+        unsafe { record_then_wait(raw, from as sys::CUstream, to as sys::CUstream) }
     }
 
     /// All nodes of the capture that a stream takes part in, so far.
@@ -195,34 +212,6 @@ impl Guest {
         unsafe { cuda!(cuGraphRetainUserObject(capture.graph, object, 1, moved)) }
     }
 
-    /// Launches an executable graph of the framework on `lane`, behind what `main` has (`start`); `main` then waits for the
-    /// record of `completion` inside the graph. Without these, on `lane` alone. Outside captures.
-    ///
-    /// # Safety
-    /// Live handles of this GPU; neither stream captures; no other thread uses the executable now.
-    ///
-    /// # Errors
-    /// [`DeviceError::Driver`].
-    pub unsafe fn launch(
-        &self,
-        exec: u64,
-        main: u64,
-        lane: u64,
-        beside: Option<(&GuestEvent, &GuestEvent)>,
-    ) -> Result<(), DeviceError> {
-        let _entered = self.context.enter()?;
-        if let Some((start, _)) = beside {
-            self.borrow(main).record(start.raw()?, As::Plain)?;
-            self.borrow(lane).wait(start.raw()?, As::Plain)?;
-        }
-        // SAFETY: the caller's promise.
-        unsafe { cuda!(cuGraphLaunch(exec as sys::CUgraphExec, lane as sys::CUstream)) }?;
-        match beside {
-            Some((_, completion)) => self.borrow(main).wait(completion.raw()?, As::Plain),
-            None => Ok(()),
-        }
-    }
-
     /// A stream of the framework, never destroyed here.
     pub(super) fn borrow(&self, stream: u64) -> ManuallyDrop<RawStream> {
         ManuallyDrop::new(RawStream::of_handle(stream as sys::CUstream, &self.context))
@@ -231,7 +220,8 @@ impl Guest {
     /// # Safety
     /// `stream` is a live stream of this GPU.
     unsafe fn capture(&self, stream: u64) -> Result<Option<Capture>, DeviceError> {
-        let _entered = self.context.enter()?;
+        // Captures don't forbid this question.
+        self.context.be_current()?;
         let mut status = MaybeUninit::<sys::CUstreamCaptureStatus>::zeroed();
         let (mut id, mut graph, mut nodes, mut count) = (0, std::ptr::null_mut(), std::ptr::null(), 0usize);
         let mut data = std::ptr::null();
@@ -256,14 +246,7 @@ impl Guest {
                 Err(DeviceError::CaptureInvalid { stream: format!("{stream:#x}") })
             }
             sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_ACTIVE => {
-                let frontier = if nodes.is_null() {
-                    Vec::new()
-                } else {
-                    // SAFETY: not null, and the driver gave `count` nodes, valid until the next call on the stream; they
-                    // are copied at once.
-                    unsafe { std::slice::from_raw_parts(nodes, count) }.to_vec()
-                };
-                Ok(Some(Capture { graph, frontier }))
+                Ok(Some(Capture { graph, nodes, count }))
             }
         }
     }
