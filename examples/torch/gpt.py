@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Tuple, Union
 
@@ -141,9 +142,11 @@ class GPT(nn.Module):
 
 
 def build(shape: Shape, device: torch.device, dtype: torch.dtype) -> GPT:
-    """The model with the weights that every rank has."""
+    """The model with the weights that every rank has, made where they will lie: on a CPU that takes minutes for large ones."""
     torch.manual_seed(11)
-    return GPT(shape).to(device=device, dtype=dtype)
+    with device if device.type == "cuda" else nullcontext():
+        model = GPT(shape)
+    return model.to(device=device, dtype=dtype)
 
 
 def loss_of(answer: Union[torch.Tensor, Tuple[torch.Tensor, ...]], targets: torch.Tensor) -> torch.Tensor:
