@@ -1,6 +1,7 @@
 """Trains a small GPT with sharded weights, eagerly and with local graphs, and compares every bit.
 
     torchrun --nproc-per-node 2 examples/torch/train_gpt.py --steps 200 --compare
+    torchrun --nproc-per-node 2 examples/torch/train_gpt.py --steps 200 --compare --iteration
 
 Without a GPU it runs on the CPU over gloo, with small sizes:
 
@@ -46,8 +47,13 @@ class Trainer:
         self.masters = [p.detach().float().clone() for p in [*self.weights, *self.whole]]
         for master, parameter in zip(self.masters, self.weights):
             master.grad = parameter.sharded.main_grad
-        self.optimizer = torch.optim.AdamW(self.masters, lr=options.lr, fused=device.type == "cuda")
+        cuda = device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(self.masters, lr=options.lr, fused=cuda, capturable=cuda)
         self.forward: Callable[[torch.Tensor], object] = self.model
+        #: With one graph for all of a step: its launch, what it reads, what it leaves.
+        self.launch: Optional[Callable[[], None]] = None
+        self.batch: List[torch.Tensor] = []
+        self.loss, self.noted = torch.zeros(()), torch.zeros(())
 
     def graph(self, overlap: bool) -> None:
         """Captures every block and the head as local graphs."""
@@ -67,9 +73,46 @@ class Trainer:
 
         self.forward = forward
 
+    def graph_iteration(self) -> None:
+        """Captures forward, backward, reductions and optimizer as one graph, which is one runner of the storage."""
+        self.batch = list(batch_of(self.shape, self.rank, 0, self.device))
+        kept = [*self.weights, *self.whole, *self.masters]
+        before = [tensor.detach().clone() for tensor in kept]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        # Eagerly, the gathers learn their order and the optimizer makes its state; then all is as it was.
+        with torch.cuda.stream(stream), torch.no_grad():
+            for _ in range(2):
+                with torch.enable_grad():
+                    self._iteration()
+            torch._foreach_copy_(kept, before)
+            for state in self.optimizer.state.values():
+                torch._foreach_zero_(list(state.values()))
+        torch.cuda.synchronize()
+        for scope in (self.storage.discover, self.storage.capture):
+            if scope == self.storage.capture:
+                self.storage.seal()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                with scope("iteration"):
+                    self._iteration()
+        self.launch = self.storage.launcher("iteration", graph)
+
+    def _iteration(self) -> None:
+        self.loss = self._step(*self.batch)
+        self.noted = self._bits()
+        self._finish()
+
     def step(self, number: int) -> torch.Tensor:
         """One step; its loss, still on the device."""
         tokens, targets = batch_of(self.shape, self.rank, number, self.device)
+        if self.launch is None:
+            return self._step(tokens, targets)
+        torch._foreach_copy_(self.batch, [tokens, targets])
+        self.launch()
+        return self.loss.clone()
+
+    def _step(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         loss = loss_of(self.forward(tokens), targets)
         loss.backward()
         self.sharded.join()
@@ -77,7 +120,11 @@ class Trainer:
         return loss.detach()
 
     def finish(self) -> None:
-        """The optimizer's part of a step."""
+        """The optimizer's part of a step; it is in the graph if that holds all of it."""
+        if self.launch is None:
+            self._finish()
+
+    def _finish(self) -> None:
         self.optimizer.step()
         with torch.no_grad():
             torch._foreach_copy_([*self.weights, *self.whole], self.masters)
@@ -95,6 +142,9 @@ class Trainer:
 
     def bits(self) -> torch.Tensor:
         """One number a weight: the sum of its gradient's bits."""
+        return self._bits() if self.launch is None else self.noted.clone()
+
+    def _bits(self) -> torch.Tensor:
         return torch.stack([master.grad.view(torch.int32).sum(dtype=torch.int64) for master in self.masters])
 
 
@@ -105,7 +155,7 @@ def run(trainer: Trainer, steps: int, say: Callable[[str], None], name: str) -> 
     for number in range(steps):
         losses.append(trainer.step(number))
         bits.append(trainer.bits())
-        if number == steps - 1:
+        if number == steps - 1 and trainer.launch is None:
             last = [p.sharded.main_grad.clone() for p in trainer.weights]
         trainer.finish()
         if number % max(1, steps // 10) == 0 or number == steps - 1:
@@ -143,6 +193,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--compare", action="store_true", help="also train eagerly, and compare bits")
     parser.add_argument("--eager", action="store_true", help="train eagerly only")
+    parser.add_argument("--iteration", action="store_true", help="one graph for all of a step (CUDA)")
     parser.add_argument("--kind", default="auto", help="auto, one_shot, fp32_a2a or ring")
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--no-overlap", action="store_true")
@@ -174,7 +225,10 @@ def main(arguments: Optional[List[str]] = None) -> int:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         trainer = Trainer(options, shape, device)
-        trainer.graph(not options.no_overlap)
+        if options.iteration:
+            trainer.graph_iteration()
+        else:
+            trainer.graph(not options.no_overlap)
         results["graphs"] = run(trainer, options.steps, say, "graphs")
         plan = trainer.storage.plan
         say(
@@ -196,9 +250,10 @@ def main(arguments: Optional[List[str]] = None) -> int:
         verdict = torch.tensor([int(good)], device=device)
         dist.all_reduce(verdict, op=dist.ReduceOp.MIN)
         good = bool(verdict.item())
+        sharded = "not kept" if options.iteration else "equal" if last else "DIFFER"
         say(
             f"losses equal in {losses} of {options.steps} steps, bits of all gradients in {steps} of {options.steps}, "
-            f"last sharded gradients {'equal' if last else 'DIFFER'}; on all ranks: {'equal' if good else 'DIFFER'}"
+            f"last sharded gradients {sharded}; on all ranks: {'equal' if good else 'DIFFER'}"
         )
     if options.json and dist.get_rank() == 0:
         figures = {name: {"step_ms": r["step_ms"], "peak_bytes": r["peak_bytes"]} for name, r in results.items()}

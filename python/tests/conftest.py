@@ -12,6 +12,14 @@ sys.path.insert(0, os.path.dirname(__file__))
 collect_ignore_glob = [] if HAVE_TORCH else ["torch_*.py", "test_torch_*.py"]
 
 
+def pytest_configure(config):
+    if HAVE_TORCH:
+        import torch
+
+        # As the ranks have, whose bits are compared with what is computed here.
+        torch.set_num_threads(1)
+
+
 def pytest_report_header(config):
     if HAVE_TORCH:
         import torch

@@ -4,9 +4,10 @@ import gc
 
 import pytest
 import torch
+from torch import nn
 
 import sessile
-from sessile.torch import GraphStorage
+from sessile.torch import GraphStorage, ShardedParameter, shard_
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -129,8 +130,9 @@ def chain(storage, names, stream, side, source, sinks, scope):
     return graphs
 
 
+@pytest.mark.parametrize("random", [True, False, None])
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_fences_keep_what_runs_on_beside_the_next_runner(depth):
+def test_fences_keep_what_runs_on_beside_the_next_runner(depth, random):
     names = [f"r{at}" for at in range(6)]
     source = torch.arange(ROWS, dtype=torch.float32, device="cuda") % 97
     sinks = [torch.zeros(ROWS, device="cuda") for _ in names]
@@ -141,7 +143,7 @@ def test_fences_keep_what_runs_on_beside_the_next_runner(depth):
     assert plan.bytes == min(depth, len(names)) * ROWS * 4
     assert bool(plan.fences) == (depth > 1)
     made = chain(storage, names, stream, side, source, sinks, storage.capture)
-    replays = [storage.launcher(name, one) for name, one in zip(names, made)]
+    replays = [storage.launcher(name, one, random=random) for name, one in zip(names, made)]
     for _ in range(10):
         for replay in replays:
             replay()
@@ -157,6 +159,103 @@ def test_fences_keep_what_runs_on_beside_the_next_runner(depth):
     torch.cuda.synchronize()
     assert storage.order_deviations == 3
     assert torch.equal(sinks[3], 40 * 11 * (source + 3)) and torch.equal(sinks[2], 40 * 10 * (source + 2))
+
+
+def trained(storage):
+    """A model with its optimizer, and one function for all of a step."""
+    torch.manual_seed(5)
+    net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 16)).cuda()
+    sharded = shard_(net, None, storage=storage)
+    parameters = list(net.parameters())
+    masters = [p.detach().clone() for p in parameters]
+    for master, parameter in zip(masters, parameters):
+        if isinstance(parameter, ShardedParameter):
+            master.grad = parameter.main_grad
+    optimizer = torch.optim.AdamW(masters, lr=1e-2, capturable=True)
+    x, loss = torch.zeros(32, 64, device="cuda"), torch.zeros((), device="cuda")
+
+    def iteration():
+        result = net(x).square().mean()
+        loss.copy_(result.detach())
+        result.backward()
+        sharded.join()
+        for master, parameter in zip(masters, parameters):
+            if parameter.grad is not None:
+                master.grad = parameter.grad
+        optimizer.step()
+        with torch.no_grad():
+            torch._foreach_copy_(parameters, masters)
+        sharded.zero_grad()
+        for parameter in parameters:
+            parameter.grad = None
+
+    return iteration, x, loss, masters
+
+
+def test_a_whole_iteration_is_one_graph():
+    data = [torch.randn(32, 64, generator=torch.Generator().manual_seed(step)).cuda() for step in range(12)]
+    iteration, x, loss, masters = trained(GraphStorage())
+    expected = []
+    for given in data:
+        x.copy_(given)
+        iteration()
+        expected.append(loss.clone())
+    eager = [master.clone() for master in masters]
+
+    storage = GraphStorage()
+    iteration, x, loss, masters = trained(storage)
+    stream, losses = torch.cuda.Stream(), []
+    stream.wait_stream(torch.cuda.current_stream())
+    # The optimizer makes its state in the first two steps, outside any graph.
+    with torch.cuda.stream(stream):
+        for given in data[:2]:
+            x.copy_(given)
+            iteration()
+            losses.append(loss.clone())
+    torch.cuda.synchronize()
+
+    def runs(scope):
+        with scope("iteration"):
+            iteration()
+
+    graph(stream, lambda: runs(storage.discover))
+    plan = storage.seal()
+    assert plan.bytes < sum(view[3] for view in plan.views) and not plan.fences
+    replay = storage.launcher("iteration", graph(stream, lambda: runs(storage.capture)))
+    for given in data[2:]:
+        x.copy_(given)
+        replay()
+        losses.append(loss.clone())
+    assert torch.equal(torch.stack(losses), torch.stack(expected))
+    assert all(torch.equal(one, other) for one, other in zip(masters, eager))
+    assert storage.replays == 10 and storage.order_deviations == 0
+
+
+def test_the_first_launch_finds_out_whether_a_graph_draws_random_numbers():
+    x, drawn = torch.zeros(64, device="cuda"), torch.zeros(64, device="cuda")
+    stream, storage = torch.cuda.Stream(), GraphStorage()
+    bodies = {"plain": lambda: x.add_(1), "random": lambda: drawn.uniform_()}
+    for body in bodies.values():
+        body()
+
+    def runs(scope, name):
+        with scope(name):
+            bodies[name]()
+
+    for name in bodies:
+        graph(stream, lambda name=name: runs(storage.discover, name))
+    storage.seal()
+    launch = {name: storage.launcher(name, graph(stream, lambda name=name: runs(storage.capture, name))) for name in bodies}
+    x.zero_()
+    seen = []
+    for _ in range(3):
+        launch["plain"]()
+        launch["random"]()
+        seen.append(drawn.clone())
+    torch.cuda.synchronize()
+    assert launch["plain"].direct and not launch["random"].direct
+    assert float(x[0]) == 3 and not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
+    assert launch["plain"].driver_calls == 1
 
 
 def test_a_graph_owns_the_memory_it_was_captured_with(parts):
