@@ -46,7 +46,8 @@ impl Unit {
         }
     }
 
-    fn source(self) -> String {
+    /// The whole text that is compiled.
+    pub fn source(self) -> String {
         let own = match self {
             Unit::Elementwise => include_str!("../../kernels/elementwise.cu"),
             Unit::Model => include_str!("../../kernels/model.cu"),
@@ -112,8 +113,16 @@ pub struct Compiled {
 /// # Errors
 /// [`DeviceError::LibraryMissing`]; [`DeviceError::Driver`] with the compiler's log as text.
 pub fn compile(unit: Unit, target: Target) -> Result<Compiled, DeviceError> {
+    compile_text(&unit.source(), unit, target)
+}
+
+/// Compiles a text as if it were a unit's: part of it, or a changed one, to see what the compiler makes of it.
+///
+/// # Errors
+/// As [`compile`].
+pub fn compile_text(text: &str, unit: Unit, target: Target) -> Result<Compiled, DeviceError> {
     load(Library::Nvrtc)?;
-    let source = c_string(&unit.source());
+    let source = c_string(text);
     let name = c_string(unit.name());
     let mut raw = std::ptr::null_mut();
     // SAFETY: `raw`, `source` and `name` live over the call; no headers are given.

@@ -1,12 +1,13 @@
 //! Every kernel is compiled for the GPUs it is meant for, and what the compiler says of it is held against limits.
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
-use sessile_cuda::kernel::compile::{Target, Unit, compile};
+use sessile_cuda::kernel::compile::{Compiled, Target, Unit, compile};
 use sessile_cuda::library::{Library, load};
 
 /// Whether the compiler is there; says so if it is not. `SESSILE_NVRTC=required` makes that a failure.
-fn compiler_is_there(test: &str) -> bool {
+pub(crate) fn compiler_is_there(test: &str) -> bool {
     match load(Library::Nvrtc) {
         Ok(()) => true,
         Err(error) => {
@@ -15,6 +16,16 @@ fn compiler_is_there(test: &str) -> bool {
             false
         }
     }
+}
+
+/// The one-shot kernels as they run on Hopper, compiled once for all tests.
+pub(crate) fn one_shot() -> &'static Compiled {
+    static COMPILED: OnceLock<Compiled> = OnceLock::new();
+    COMPILED.get_or_init(|| compile_for_hopper(Unit::OneShot))
+}
+
+fn compile_for_hopper(unit: Unit) -> Compiled {
+    compile(unit, Target { capability: (9, 0) }).unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// What the assembler reports of a kernel.
@@ -58,7 +69,13 @@ fn kernels_compile_for_hopper_without_spills_or_multicast() {
         return;
     }
     for unit in Unit::ALL {
-        let compiled = compile(unit, Target { capability: (9, 0) }).unwrap_or_else(|why| panic!("{why}"));
+        let made;
+        let compiled = if unit == Unit::OneShot {
+            one_shot()
+        } else {
+            made = compile_for_hopper(unit);
+            &made
+        };
         let reports = reports(&compiled.log);
         assert!(reports.values().any(|report| report.registers > 0), "{}: {}", unit.name(), compiled.log);
         for (kernel, report) in &reports {

@@ -7,3 +7,5 @@
 )]
 
 mod kernels;
+mod ordering;
+mod sass;
