@@ -191,6 +191,11 @@ impl Comm for CudaComm {
         self.0.exchange(payload)
     }
 
+    fn usable(&self) -> Result<(), DeviceError> {
+        self.0.handle.core.news();
+        self.0.usable()
+    }
+
     fn abort(&self) {
         let core = &self.0.handle.core;
         let error = self.0.aborted_by(core.rank);

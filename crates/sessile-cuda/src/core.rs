@@ -279,7 +279,7 @@ impl Core {
     }
 
     /// Looks at what happened to peers and communicators.
-    fn news(&self) {
+    pub(crate) fn news(&self) {
         for comm in self.comms() {
             if comm.usable().is_err() {
                 continue;

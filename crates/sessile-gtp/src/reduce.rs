@@ -1,6 +1,6 @@
 //! Reduce-scatters: started right after the wgrad GEMM, finalized one weight later.
 
-use sessile_hal::{Collective, Device, Kernel, Op, Transfer, View};
+use sessile_hal::{Collective, Comm as _, Device, Kernel, Op, Transfer, View};
 use sessile_runtime::{Runtime, RuntimeError, Slot};
 
 use crate::{ChainKind, Gtp, ReduceScatter, Weight, WeightId, chain::Reducing, group::Group};
@@ -290,6 +290,19 @@ impl<D: Device> Gtp<D> {
             self.start(weight, ChainKind::Eager, buffers, false)?;
         }
         self.drain(ChainKind::Eager)
+    }
+
+    /// Refuses gradients that are not whole: a reduce-scatter that waited for a rank in vain has ended without its part of
+    /// `main_grad`, and so have all after it. To be called before an optimizer's work is enqueued, once the reduce-scatters
+    /// have ended; says so at every call, while a wait reports a failure once.
+    ///
+    /// # Errors
+    /// The first failure of a group's communicator.
+    pub fn check_gradients(&self) -> Result<(), RuntimeError> {
+        for group in &self.groups {
+            self.runtime.group(&group.name)?.usable()?;
+        }
+        Ok(())
     }
 
     /// Begins a step: zeroes every `main_grad`, and local sums that a step given up has left.

@@ -86,6 +86,13 @@ pub trait Comm: Clone + Send + Sync + fmt::Debug + 'static {
     /// [`DeviceError::PeerLost`] if it has gone.
     fn exchange(&self, payload: &[u8]) -> Result<Vec<Vec<u8>>, DeviceError>;
 
+    /// Whether all that was enqueued on it and has ended did what it should: the first error of the communicator if not,
+    /// at every call, also after a wait has reported it. What a failed collective was to write is not valid.
+    ///
+    /// # Errors
+    /// [`DeviceError::PeerTimeout`], [`DeviceError::PeerLost`], [`DeviceError::Aborted`], and what else ended it.
+    fn usable(&self) -> Result<(), DeviceError>;
+
     /// Gives the communicator up, from any state. This rank's later calls on it fail at once; its collectives that have
     /// not ended, here and on all peers, end without effect, and the next named wait of each rank says
     /// [`DeviceError::Aborted`]. Hosts that wait in an exchange of it are told as well. Other communicators go on.

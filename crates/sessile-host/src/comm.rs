@@ -118,6 +118,18 @@ impl Group {
         }
     }
 
+    /// An error for `rank` if the communicator failed. A member that has gone matters only to who still waited for it.
+    fn usable(&self, rank: u32) -> Result<(), DeviceError> {
+        let state = lock(&self.state);
+        let called = self.seat(rank).map_or(0, |seat| state.next[seat]);
+        match &state.failed {
+            Some((from, failure)) if !matches!(failure, Failure::Lost(_)) || *from < called => {
+                Err(self.error(failure, rank, *from, None))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// An error for `rank` if the communicator was given up.
     pub(crate) fn aborted(&self, rank: u32) -> Result<(), DeviceError> {
         match &lock(&self.state).failed {
@@ -163,6 +175,10 @@ impl Comm for HostComm {
         let rank = self.group.ranks[self.member as usize];
         self.group.aborted(rank)?;
         self.handle.core.exchange(&self.group, rank, payload)
+    }
+
+    fn usable(&self) -> Result<(), DeviceError> {
+        self.group.usable(self.group.ranks[self.member as usize])
     }
 
     fn abort(&self) {

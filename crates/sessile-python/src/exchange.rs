@@ -71,6 +71,11 @@ impl Comm for Group {
         Err(DeviceError::Rendezvous { rank, address: format!("group `{}`", self.0.name), why })
     }
 
+    /// What the process group knows of itself is the framework's.
+    fn usable(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// The process group is the framework's: aborting it is too.
     fn abort(&self) {}
 }

@@ -130,14 +130,16 @@ impl<D: Device> Trainer<'_, D> {
         Ok(())
     }
 
-    /// Joins all that is in flight, reads loss and gradients, and steps the optimizer. Collective.
+    /// Joins all that is in flight, reads loss and gradients, and steps the optimizer, which refuses gradients that are not
+    /// whole. Collective.
     ///
     /// # Errors
-    /// Those of the runtime.
+    /// Those of the runtime and of [`Gtp::check_gradients`](sessile_gtp::Gtp::check_gradients).
     pub fn finish_step(&mut self) -> Result<StepResult, RuntimeError> {
         self.runtime_mut().join()?;
         self.gtp.finish_step()?;
         let result = self.read_result()?;
+        self.gtp.check_gradients()?;
         self.optimizer.step(self.config, &self.gtp, &self.replicas, &self.norms, self.step)?;
         self.gtp.weights_changed();
         Ok(result)

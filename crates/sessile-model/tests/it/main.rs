@@ -9,5 +9,6 @@ mod kinds;
 mod orders;
 mod overlap;
 mod padding;
+mod refusal;
 mod simulate;
 mod support;

@@ -125,6 +125,10 @@ impl<C: Comm> Comm for RecordedComm<C> {
         Ok(answers)
     }
 
+    fn usable(&self) -> Result<(), DeviceError> {
+        self.inner.usable()
+    }
+
     fn abort(&self) {
         self.inner.abort();
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sessile_conformance::{buffer, fill, read};
 use sessile_cuda::{DeviceOptions, Way};
-use sessile_hal::{Device, DeviceError};
+use sessile_hal::{Comm, Device, DeviceError};
 use sessile_plan::DType;
 
 use super::{FORMS, SUM, everyone, going, in_form, registered, window};
@@ -107,6 +107,8 @@ fn a_peer_that_does_not_launch_is_named_and_later_launches_do_nothing() {
             assert!(named, "{way:?}: {error}");
             assert!(device.launch(&graph, &s).is_err(), "refused from now on");
             device.wait_stream(&s).expect("told once, and nothing hangs");
+            let still = comm.usable();
+            assert!(matches!(still, Err(DeviceError::PeerTimeout { missing: 1, .. })), "{way:?}: {still:?}");
         });
     }
 }
