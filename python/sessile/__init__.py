@@ -1,10 +1,10 @@
 """Fixed-address communication buffers of training that runs as captured graphs.
 
-``sessile.plan`` plans a trace, ``sessile.doctor`` says what this machine has, ``sessile.torch`` is for PyTorch and is
-the only part that imports it.
+``sessile.plan`` plans a trace, ``sessile.check_log`` checks an event log, ``sessile.doctor`` says what this machine has,
+``sessile.torch`` is for PyTorch and is the only part that imports it.
 """
 
-from ._sessile import Plan, __version__, check_trace, doctor, plan
+from ._sessile import Plan, __version__, check_log, check_trace, doctor, plan
 from .errors import (
     AgreementError,
     ArgumentError,
@@ -37,6 +37,7 @@ __all__ = [
     "StorageError",
     "TraceError",
     "__version__",
+    "check_log",
     "check_trace",
     "doctor",
     "plan",

@@ -1,6 +1,7 @@
 """Planned storage on a GPU: proofs of order, fences in graphs, memory that graphs own. Skipped where there is none."""
 
 import gc
+import json
 
 import pytest
 import torch
@@ -159,6 +160,80 @@ def test_fences_keep_what_runs_on_beside_the_next_runner(depth, random):
     torch.cuda.synchronize()
     assert storage.order_deviations == 3
     assert torch.equal(sinks[3], 40 * 11 * (source + 3)) and torch.equal(sinks[2], 40 * 10 * (source + 2))
+
+
+@pytest.mark.parametrize("step_cut", ["barrier", "wrap"])
+def test_the_log_is_in_order_and_a_wait_that_is_left_out_is_found(step_cut, tmp_path):
+    names = [f"r{at}" for at in range(6)]
+    source = torch.arange(ROWS, dtype=torch.float32, device="cuda") % 97
+    sinks = [torch.zeros(ROWS, device="cuda") for _ in names]
+    stream, side = torch.cuda.Stream(), torch.cuda.Stream()
+    storage = GraphStorage(depth=2, step_cut=step_cut, log=True)
+    chain(storage, names, stream, side, source, sinks, storage.discover)
+    storage.seal()
+    made = chain(storage, names, stream, side, source, sinks, storage.capture)
+    replays = [storage.launcher(name, one) for name, one in zip(names, made)]
+    for _ in range(3):
+        for replay in replays:
+            replay()
+    storage.join()
+    storage.save_log(tmp_path / "log.json")
+    text = (tmp_path / "log.json").read_text()
+    assert sessile.check_log(text) == []
+    waits = 0
+    for graph_at, one in enumerate(json.loads(text)["ranks"][0]["graphs"]):
+        for node_at, node in enumerate(one["nodes"]):
+            if isinstance(node["work"], dict) and "wait" in node["work"]:
+                waits += 1
+                log = json.loads(text)
+                log["ranks"][0]["graphs"][graph_at]["nodes"][node_at]["work"] = "empty"
+                assert any(f"`{one['runner']}`" in line for line in sessile.check_log(json.dumps(log)))
+    assert waits == len(storage.plan.fences) > 0
+    storage.free()
+    storage.save_log(tmp_path / "log.json")
+    assert sessile.check_log((tmp_path / "log.json").read_text()) == []
+
+
+def test_releases_at_one_place_are_one_record_and_one_wait():
+    stream, side = torch.cuda.Stream(), torch.cuda.Stream()
+    sink = torch.zeros(256, device="cuda")
+    names, storage = [f"r{at}" for at in range(4)], GraphStorage(depth=2, step_cut="wrap")
+
+    def capture(scope):
+        made = []
+        for name in names:
+
+            def run(name=name):
+                with scope(name):
+                    main = torch.cuda.current_stream()
+                    views = [storage.empty((256,), torch.float32, weight=f"{at}") for at in range(3)]
+                    for at, view in enumerate(views):
+                        view.fill_(at + 1.0)
+                    side.wait_stream(main)
+                    storage.complete()
+                    with torch.cuda.stream(side):
+                        for view in views:
+                            sink.add_(view)
+                        for view in views:
+                            storage.release(view)
+                    main.wait_stream(side)
+
+            made.append(graph(stream, run))
+        return made
+
+    capture(storage.discover)
+    plan = storage.seal()
+    launches = [storage.launcher(name, one) for name, one in zip(names, capture(storage.capture))]
+    assert len(plan.fences) > len(names)
+    # The record of the completion is one more.
+    assert [storage._core.event_nodes(at) for at in range(4)] == [(2, 1)] * 4
+    for _ in range(50):
+        for launch in launches:
+            launch()
+    storage.join()
+    torch.cuda.synchronize()
+    assert torch.equal(sink, torch.full_like(sink, 6.0 * 200))
+    assert all(launch.driver_calls == 4 for launch in launches)
 
 
 def trained(storage):

@@ -45,7 +45,7 @@ pub(crate) struct Cuda {
     /// For each runner, by number: what it has if it has a completion point.
     lanes: Vec<Option<Lane>>,
     /// What was launched and may run on.
-    in_flight: Vec<(GuestEvent, u64)>,
+    in_flight: Vec<(usize, GuestEvent, u64)>,
 }
 
 /// Marks, and where each stood: a part of `nodes`.
@@ -88,6 +88,11 @@ impl Launch {
     /// Calls of the driver that enqueue something, in one launch.
     pub(crate) fn calls(&self) -> u32 {
         self.raw.calls()
+    }
+
+    /// The stream of its own, if it has one.
+    pub(crate) fn lane(&self) -> Option<u64> {
+        self.raw.lane()
     }
 }
 
@@ -158,21 +163,24 @@ impl Cuda {
     }
 
     /// Waits for what the plan fences before a request.
-    pub(crate) fn wait_for(&self, acquire: RequestId, stream: u64) -> Result<(), DeviceError> {
-        for event in self.events.waits(acquire).iter().filter_map(|&event| self.fences.get(event)) {
+    pub(crate) fn wait_for(&mut self, acquire: RequestId, stream: u64) -> Result<(), DeviceError> {
+        for at in 0..self.events.waits(acquire).len() {
+            let event = self.events.waits(acquire)[at];
+            let Some(raw) = self.fences.get(event) else { continue };
             // SAFETY: the stream as in `is_capturing`; the graph owns the event since `own`.
-            unsafe { self.guest.wait(event, stream) }?;
+            unsafe { self.guest.wait(raw, stream) }?;
+            self.mark(Mark::Wait(event), stream)?;
         }
         Ok(())
     }
 
     /// Records that a request is free, if a fence waits for that.
-    pub(crate) fn record(&self, release: RequestId, stream: u64) -> Result<(), DeviceError> {
-        match self.events.record(release).and_then(|event| self.fences.get(event)) {
-            // SAFETY: as in `wait_for`.
-            Some(event) => unsafe { self.guest.record(event, stream) },
-            None => Ok(()),
-        }
+    pub(crate) fn record(&mut self, release: RequestId, stream: u64) -> Result<(), DeviceError> {
+        let Some(event) = self.events.record(release) else { return Ok(()) };
+        let Some(raw) = self.fences.get(event) else { return Ok(()) };
+        // SAFETY: as in `wait_for`.
+        unsafe { self.guest.record(raw, stream) }?;
+        self.mark(Mark::Record(event), stream)
     }
 
     /// How many of these releases are recorded, and how many waits these acquires have.
@@ -243,18 +251,23 @@ impl Cuda {
         unsafe { launch.raw.after(main) }
     }
 
+    /// Runners that may run on, with their streams.
+    pub(crate) fn in_flight(&self) -> impl Iterator<Item = (usize, u64)> {
+        self.in_flight.iter().map(|(runner, _, stream)| (*runner, *stream))
+    }
+
     fn runs_on(&mut self, launch: &Launch) {
         let Some(stream) = launch.raw.lane() else { return };
         if let Some(lane) = self.lanes.get_mut(launch.runner).and_then(Option::as_mut)
             && !std::mem::replace(&mut lane.runs, true)
         {
-            self.in_flight.push((lane.end.clone(), stream));
+            self.in_flight.push((launch.runner, lane.end.clone(), stream));
         }
     }
 
     /// Makes `main` wait for all that runs on.
     pub(crate) fn join(&mut self, main: u64) -> Result<(), DeviceError> {
-        for (end, stream) in &self.in_flight {
+        for (_, end, stream) in &self.in_flight {
             // SAFETY: as in `launch`; the runner's stream lives as long as the storage.
             unsafe { self.guest.order(end, *stream, main) }?;
         }
@@ -268,7 +281,7 @@ impl Cuda {
     /// Events of a plan's fences and completions. Each is recorded once, so that the first waits pass.
     pub(crate) fn prepare(
         &mut self,
-        events: Events,
+        events: &Events,
         completing: &[bool],
         stream: u64,
     ) -> Result<(), DeviceError> {
@@ -279,7 +292,7 @@ impl Cuda {
             unsafe { self.guest.record(&event, stream) }?;
             self.fences.push(event);
         }
-        self.events = events;
+        self.events = events.clone();
         for &completes in completing {
             let event = || self.guest.event();
             let lane = |()| {

@@ -7,6 +7,7 @@ use pyo3::types::PyDict;
 use sessile_hal::DeviceError;
 use sessile_plan::{FormatError, PlanError, TraceError};
 use sessile_runtime::RuntimeError;
+use sessile_runtime::log::LogError;
 
 /// An error on its way to Python: the class, the message, the fields.
 #[derive(Debug)]
@@ -163,6 +164,12 @@ impl From<PlanError> for Failure {
 
 impl From<FormatError> for Failure {
     fn from(error: FormatError) -> Failure {
+        Failure::new("FormatError", error.to_string())
+    }
+}
+
+impl From<LogError> for Failure {
+    fn from(error: LogError) -> Failure {
         Failure::new("FormatError", error.to_string())
     }
 }

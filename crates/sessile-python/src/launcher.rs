@@ -87,6 +87,7 @@ impl Launcher {
             if let (Some(cuda), Some(launch)) = (core.cuda_mut(), &self.launch) {
                 if direct {
                     cuda.launch(launch, main).map_err(Failure::from)?;
+                    core.log_launch(self.runner, main, launch.lane());
                 } else {
                     cuda.before_launch(launch, main).map_err(Failure::from)?;
                 }
@@ -100,6 +101,7 @@ impl Launcher {
         if let (Some(cuda), Some(launch)) = (core.cuda_mut(), &self.launch) {
             cuda.after_launch(launch, main).map_err(Failure::from)?;
         }
+        core.log_launch(self.runner, main, self.launch.as_ref().and_then(Launch::lane));
         self.direct.store(!again && self.launch.is_some(), Ordering::Relaxed);
         Ok(())
     }

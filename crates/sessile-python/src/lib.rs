@@ -12,7 +12,7 @@
 //! | `cuda` | marks, fences and launches on the framework's streams; memory that a group shares |
 //! | `launcher` | launches of a captured runner |
 //! | `arena`, `dlpack` | the bytes, and how a framework sees them |
-//! | `planning` | plans and traces without storage |
+//! | `planning`, `logs` | plans and traces without storage; event logs and their checker |
 //! | `doctor` | what this machine has |
 
 #![deny(unsafe_code)]
@@ -25,6 +25,7 @@ mod doctor;
 mod error;
 mod exchange;
 mod launcher;
+mod logs;
 mod planning;
 mod sealed;
 mod storage;
@@ -39,6 +40,7 @@ fn _sessile(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<planning::Plan>()?;
     module.add_function(wrap_pyfunction!(planning::plan, module)?)?;
     module.add_function(wrap_pyfunction!(planning::check_trace, module)?)?;
+    module.add_function(wrap_pyfunction!(logs::check_log, module)?)?;
     module.add_function(wrap_pyfunction!(doctor::doctor, module)?)?;
     Ok(())
 }

@@ -28,6 +28,8 @@ pub(crate) struct Sealed {
     pub(crate) runners: Vec<Runner>,
     pub(crate) by_name: BTreeMap<String, usize>,
     pub(crate) cursor: Cursor,
+    /// Where its fences record and wait, on a device that has them.
+    pub(crate) events: Events,
 }
 
 /// A sealed runner.

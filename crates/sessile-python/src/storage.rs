@@ -11,6 +11,8 @@ use sessile_plan::{
     DType, Domain, LaunchOrder, PlanOptions, RequestId, RequestSpec, Role, Trace, check_trace, plan,
     write_trace,
 };
+use sessile_runtime::events::Events;
+use sessile_runtime::log::Lives;
 use sessile_runtime::{Cursor, RuntimeError, agree};
 
 use crate::arena::Arena;
@@ -19,6 +21,7 @@ use crate::discovery::{Discovery, Pass};
 use crate::dlpack;
 use crate::error::Failure;
 use crate::exchange::Group;
+use crate::logs::write;
 use crate::planning::{Plan, options};
 use crate::sealed::{Follow, Planned, Runner, Sealed, acquire};
 use sessile_runtime::order::{Mark, Order};
@@ -56,6 +59,8 @@ pub(crate) struct Core {
     released: BTreeSet<RequestId>,
     counters: Counters,
     cuda: Option<Cuda>,
+    /// The event log, if it is kept.
+    log: Option<Lives>,
 }
 
 /// What an answer to a request is: nothing is known of it, its number in a discovery, or its planned tensor.
@@ -64,7 +69,7 @@ type Answer = (Option<u32>, Option<Py<PyAny>>);
 #[pymethods]
 impl Core {
     #[new]
-    #[pyo3(signature = (name, ranks, rank, gather, *, strategy, depth, step_cut, ordinal))]
+    #[pyo3(signature = (name, ranks, rank, gather, *, strategy, depth, step_cut, ordinal, log))]
     #[expect(clippy::too_many_arguments, reason = "options, one by one")]
     fn new(
         name: &str,
@@ -75,6 +80,7 @@ impl Core {
         depth: u32,
         step_cut: &str,
         ordinal: Option<u32>,
+        log: bool,
     ) -> Result<Core, Failure> {
         let world_rank = ranks.get(rank as usize).copied().unwrap_or(0);
         let cuda = ordinal.map(|ordinal| Cuda::open(ordinal, world_rank)).transpose()?;
@@ -91,6 +97,7 @@ impl Core {
             released: BTreeSet::new(),
             counters: Counters::default(),
             cuda,
+            log: log.then(|| Lives::new(world_rank)),
         })
     }
 
@@ -203,6 +210,7 @@ impl Core {
     fn begin_replay(&mut self, runner: &str) -> Result<bool, Failure> {
         let at = self.sealed_runner("replay", runner)?;
         let in_order = self.next_launch(self.seals, at, 0)?;
+        self.log_launch(at, 0, None);
         self.follow(at, false);
         Ok(in_order)
     }
@@ -239,10 +247,20 @@ impl Core {
 
     /// Makes `main` wait for all that runs on beside it.
     fn join(&mut self, main: u64) -> Result<(), Failure> {
-        match &mut self.cuda {
-            Some(cuda) => Ok(cuda.join(main)?),
-            None => Ok(()),
-        }
+        let Some(cuda) = &mut self.cuda else { return Ok(()) };
+        Ok(join(cuda, self.log.as_mut(), main)?)
+    }
+
+    /// The event log so far, as versioned JSON.
+    fn log(&self) -> Result<String, Failure> {
+        let Some(lives) = &self.log else {
+            return Err(Failure::phase(
+                "save_log",
+                "no event log is kept",
+                "make the storage with GraphStorage(log=True)",
+            ));
+        };
+        Ok(write(&lives.log())?)
     }
 
     /// The planned tensor, if the next request is asked for by exactly this key. Changes nothing else.
@@ -379,11 +397,17 @@ impl Core {
             Scope::Follow(follow) => {
                 let Some(sealed) = &mut self.sealed else { return Ok(()) };
                 sealed.ended(&follow)?;
+                let mut captured = None;
                 if let Some(cuda) = self.cuda.as_mut().filter(|_| follow.capture) {
                     sealed.unreleased(follow.at).try_for_each(|id| cuda.record(id, stream))?;
                     let name = &sealed.trace.runners[follow.at].name;
-                    let order = cuda.proven(name, stream)?;
-                    sealed.still_proven(follow.at, order.as_ref())?;
+                    captured = cuda.proven(name, stream)?;
+                    sealed.still_proven(follow.at, captured.as_ref())?;
+                }
+                if let Some(log) = self.log.as_mut().filter(|_| follow.capture)
+                    && let Some(order) = captured.as_ref().or(sealed.runners[follow.at].order.as_ref())
+                {
+                    log.captured(&sealed.trace, &sealed.plan, follow.at, order, &sealed.events);
                 }
                 sealed.runners[follow.at].captured |= follow.capture;
                 Ok(())
@@ -421,6 +445,9 @@ impl Core {
             planned.key = self.keys.get(&planned.request.id).map(|key| key.clone_ref(py));
         }
         let plan = Plan { plan: sealed.plan.clone() };
+        if let Some(log) = &mut self.log {
+            log.sealed(&sealed.trace, &sealed.plan, sealed.events.count);
+        }
         self.sealed = Some(sealed);
         self.seals += 1;
         Ok(plan)
@@ -466,6 +493,9 @@ impl Core {
         if let Some(cuda) = &mut self.cuda {
             cuda.release();
         }
+        if let Some(log) = &mut self.log {
+            log.freed();
+        }
         self.discovery = Discovery::default();
         self.keys.clear();
         Ok(())
@@ -498,6 +528,7 @@ impl Core {
     }
 
     /// Adds `scale` times the sum over ranks of this rank's block of `send` to the FP32 at `recv`.
+    #[pyo3(signature = (group, dtype, scale, send, recv, elements, stream, request))]
     #[expect(clippy::too_many_arguments, reason = "the operands, one by one")]
     fn reduce_scatter_accumulate(
         &mut self,
@@ -508,6 +539,7 @@ impl Core {
         recv: u64,
         elements: u64,
         stream: u64,
+        request: Option<u32>,
     ) -> Result<(), Failure> {
         let Some(cuda) = &mut self.cuda else {
             return Err(Failure::phase(
@@ -517,7 +549,19 @@ impl Core {
             ));
         };
         let dtype = if dtype == "bfloat16" { DType::Bf16 } else { DType::F32 };
-        Ok(cuda.reduce(&Reduction { group, stream, dtype, scale, send, recv, elements })?)
+        let request = request.map(RequestId);
+        if let Some(id) = request.filter(|id| self.released.contains(id)) {
+            return Err(Failure::argument(
+                "send",
+                &id.to_string(),
+                "it was released before; release it behind its last use",
+            ));
+        }
+        cuda.reduce(&Reduction { group, stream, dtype, scale, send, recv, elements })?;
+        match (&self.scope, request) {
+            (Scope::Follow(follow), Some(id)) if follow.capture => Ok(cuda.mark(Mark::Use(id), stream)?),
+            _ => Ok(()),
+        }
     }
 
     /// Raises what a launch that gave up waiting for a rank left behind.
@@ -578,9 +622,16 @@ impl Core {
         if let Some(cuda) = &mut self.cuda
             && (!place.in_order || (place.begins && !wraps))
         {
-            cuda.join(main)?;
+            join(cuda, self.log.as_mut(), main)?;
         }
         Ok(place.in_order)
+    }
+
+    /// A launch was made, on `main` or on a stream of the runner's own.
+    pub(crate) fn log_launch(&mut self, runner: usize, main: u64, lane: Option<u64>) {
+        if let Some(log) = &mut self.log {
+            log.launched(runner, main, lane);
+        }
     }
 
     fn idle(&self, call: &'static str) -> Result<(), Failure> {
@@ -718,18 +769,19 @@ impl Core {
                 captured: false,
             })
             .collect();
+        let mut events = Events::default();
         if let Some(cuda) = &mut self.cuda {
             // With serial launches nothing runs on beside the next runner, and the plan has no fences for it.
             let overlapped = plan.launch_order == LaunchOrder::Overlapped;
             let completing: Vec<bool> =
                 runners.iter().map(|runner| overlapped && runner.completes()).collect();
-            let events = Sealed::events(&plan, &runners);
-            let prepared = cuda.prepare(events, &completing, stream).map_err(RuntimeError::from);
+            events = Sealed::events(&plan, &runners);
+            let prepared = cuda.prepare(&events, &completing, stream).map_err(RuntimeError::from);
             agree::share(&self.world, prepared)?;
         }
         let by_name =
             trace.runners.iter().enumerate().map(|(at, runner)| (runner.name.clone(), at)).collect();
-        Ok(Sealed { trace, plan, arenas, runners, by_name, cursor: Cursor::default() })
+        Ok(Sealed { trace, plan, arenas, runners, by_name, cursor: Cursor::default(), events })
     }
 
     fn prepare(&self) -> Result<(Trace, sessile_plan::Plan), RuntimeError> {
@@ -767,6 +819,15 @@ impl Core {
         };
         plan.arenas.iter().map(arena).collect()
     }
+}
+
+/// Makes `main` wait for all that runs on.
+fn join(cuda: &mut Cuda, log: Option<&mut Lives>, main: u64) -> Result<(), DeviceError> {
+    let Some(log) = log else { return cuda.join(main) };
+    let joined: Vec<(usize, u64)> = cuda.in_flight().collect();
+    cuda.join(main)?;
+    joined.into_iter().for_each(|(runner, lane)| log.joined(runner, lane, main));
+    Ok(())
 }
 
 fn role_of(name: &str) -> Role {

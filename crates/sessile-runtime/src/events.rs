@@ -26,6 +26,8 @@ pub struct Events {
     /// How many there are; they are numbered from 0.
     pub count: usize,
     records: BTreeMap<RequestId, usize>,
+    /// What each event says is free.
+    groups: Vec<Vec<RequestId>>,
     waits: BTreeMap<RequestId, Vec<usize>>,
 }
 
@@ -88,6 +90,10 @@ impl Events {
             events.records.entry(*leader).or_insert(next);
         }
         events.count = events.records.len();
+        events.groups = vec![Vec::new(); events.count];
+        for (id, leader) in &leaders {
+            events.groups[events.records[leader]].push(*id);
+        }
         let mut all: BTreeMap<RequestId, BTreeSet<usize>> = BTreeMap::new();
         let mut inner: BTreeSet<usize> = BTreeSet::new();
         for fence in fences {
@@ -124,6 +130,12 @@ impl Events {
     #[must_use]
     pub fn record(&self, release: RequestId) -> Option<usize> {
         self.records.get(&release).copied()
+    }
+
+    /// The requests that are free once an event is recorded.
+    #[must_use]
+    pub fn recorded(&self, event: usize) -> &[RequestId] {
+        self.groups.get(event).map_or(&[], Vec::as_slice)
     }
 
     /// The events that an acquire waits for.

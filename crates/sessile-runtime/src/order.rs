@@ -11,7 +11,7 @@
 //!   points        stream 0: acquire a, work, release a, acquire b, work     one `work` stands for all between two marks
 //! ```
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use sessile_plan::{Point, PointKind, RequestId};
 
@@ -22,6 +22,12 @@ pub enum Mark {
     Acquire(RequestId),
     /// After its last read.
     Release(RequestId),
+    /// Right after work on a request that sessile enqueued itself.
+    Use(RequestId),
+    /// Right after a node that waits for the event with this number.
+    Wait(usize),
+    /// Right after a node that records it.
+    Record(usize),
     /// The next runner may start.
     Complete,
     /// The end of a pass.
@@ -35,6 +41,9 @@ impl Mark {
         match self {
             Mark::Acquire(id) => format!("acquire of {id}"),
             Mark::Release(id) => format!("release of {id}"),
+            Mark::Use(id) => format!("use of {id}"),
+            Mark::Wait(event) => format!("wait for fence {event}"),
+            Mark::Record(event) => format!("record of fence {event}"),
             Mark::Complete => "complete".to_owned(),
             Mark::End => "the end".to_owned(),
         }
@@ -57,6 +66,8 @@ pub struct Order {
     before: Vec<Bits>,
     /// For each mark the first one that stands at exactly its place, perhaps itself.
     place: Vec<usize>,
+    /// For each mark its place among all as the program made them.
+    made: Vec<usize>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -89,7 +100,12 @@ impl Order {
             (0..at).for_each(|earlier| bits.set(earlier));
             bits
         });
-        Order { before: before.collect(), marks: marks.to_vec(), place: (0..marks.len()).collect() }
+        Order {
+            before: before.collect(),
+            marks: marks.to_vec(),
+            place: (0..marks.len()).collect(),
+            made: (0..marks.len()).collect(),
+        }
     }
 
     /// What the edges of a captured graph prove. `marked` holds the marks as the program made them, each with the nodes
@@ -136,7 +152,8 @@ impl Order {
             new[(0..count).find(there).unwrap_or(mark)]
         };
         let place = sequence.iter().map(place).collect();
-        Some(Order { marks: sequence.iter().map(|&mark| marked[mark].0).collect(), before, place })
+        let marks = sequence.iter().map(|&mark| marked[mark].0).collect();
+        Some(Order { marks, before, place, made: sequence })
     }
 
     /// The marks in one possible order, each with the number of the place that it stands at: marks of one number have no
@@ -166,6 +183,7 @@ impl Order {
         self.marks.truncate(at);
         self.before.truncate(at);
         self.place.truncate(at);
+        self.made.truncate(at);
         Ok(self)
     }
 
@@ -185,18 +203,56 @@ impl Order {
         None
     }
 
+    /// For each mark the latest of those before it: the rest follows.
+    fn latest(&self) -> Vec<Vec<usize>> {
+        (0..self.marks.len())
+            .map(|at| {
+                let all: Vec<usize> = (0..at).filter(|&earlier| self.before[at].has(earlier)).collect();
+                let implied = |earlier: usize| all.iter().any(|&later| self.before[later].has(earlier));
+                all.iter().copied().filter(|&earlier| !implied(earlier)).collect()
+            })
+            .collect()
+    }
+
+    /// The marks as nodes of a graph, each after the latest of those before it. Waits and records, which are nodes of the
+    /// captured graph, follow each other as they were captured.
+    #[must_use]
+    pub fn nodes(&self) -> Vec<(Mark, Vec<usize>)> {
+        let latest = self.latest();
+        let count = self.marks.len();
+        let is_node =
+            |&at: &usize| matches!(self.marks[at], Mark::Wait(_) | Mark::Record(_) | Mark::Complete);
+        let mut captured: Vec<usize> = (0..count).filter(is_node).collect();
+        captured.sort_by_key(|&at| self.made[at]);
+        let mut left: Vec<usize> = latest.iter().map(Vec::len).collect();
+        let mut next: Vec<Vec<usize>> = vec![Vec::new(); count];
+        let kept = captured.windows(2).map(|pair| (pair[0], pair[1]));
+        for (early, late) in kept.filter(|&(early, late)| !latest[late].contains(&early)) {
+            next[early].push(late);
+            left[late] += 1;
+        }
+        latest.iter().enumerate().for_each(|(at, all)| all.iter().for_each(|&early| next[early].push(at)));
+        let mut ready: BTreeSet<(usize, usize)> =
+            (0..count).filter(|&at| left[at] == 0).map(|at| (self.made[at], at)).collect();
+        let (mut number, mut nodes) = (vec![0; count], Vec::new());
+        while let Some((_, at)) = ready.pop_first() {
+            number[at] = nodes.len();
+            nodes.push((self.marks[at], latest[at].iter().map(|&early| number[early]).collect()));
+            for &after in &next[at] {
+                left[after] -= 1;
+                if left[after] == 0 {
+                    ready.insert((self.made[after], after));
+                }
+            }
+        }
+        nodes
+    }
+
     /// The points of a trace that prove exactly this order. What a mark stands before or after is one `work` beside it.
     #[must_use]
     pub fn points(&self) -> Vec<Point> {
         let count = self.marks.len();
-        // Only the latest of what comes before: the rest follows.
-        let latest: Vec<Vec<usize>> = (0..count)
-            .map(|at| {
-                let all: Vec<usize> = (0..count).filter(|&earlier| self.before[at].has(earlier)).collect();
-                let implied = |earlier: usize| all.iter().any(|&later| self.before[later].has(earlier));
-                all.iter().copied().filter(|&earlier| !implied(earlier)).collect()
-            })
-            .collect();
+        let latest = self.latest();
         // A lane's last mark, and each mark's lane.
         let (mut tails, mut lane): (Vec<usize>, Vec<usize>) = (Vec::new(), vec![0; count]);
         let mut waits: Vec<Vec<usize>> = vec![Vec::new(); count];
@@ -231,7 +287,7 @@ impl Order {
                     points.work(stream);
                     points.push(stream, PointKind::Complete);
                 }
-                Mark::End => {}
+                Mark::Use(_) | Mark::Wait(_) | Mark::Record(_) | Mark::End => {}
             }
             if let Some(&event) = event.get(&at) {
                 points.push(stream, PointKind::Record(event));

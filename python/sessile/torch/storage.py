@@ -43,9 +43,11 @@ class GraphStorage:
         depth: int = 2,
         step_cut: str = "barrier",
         name: str = "torch",
+        log: bool = False,
     ) -> None:
         """``groups`` names the process groups that requests may belong to; ``group`` is the one over which everything is
-        agreed, by default that of all ranks. ``strategy``, ``depth`` and ``step_cut`` are those of ``sessile plan``."""
+        agreed, by default that of all ranks. ``strategy``, ``depth`` and ``step_cut`` are those of ``sessile plan``. With
+        ``log`` the event log is kept, for `save_log`: it grows with every launch."""
         self.device = _device(device)
         self._ordinal: Optional[int] = self.device.index
         #: Handle of the current stream, asked as `_current(_index)`: 0 where there are none.
@@ -55,7 +57,7 @@ class GraphStorage:
         self._lanes: Dict[int, "torch.cuda.Stream"] = {}
         ranks, rank, gather = describe(group, "world")
         self._core = Core(
-            name, ranks, rank, gather, strategy=strategy, depth=depth, step_cut=step_cut, ordinal=self._ordinal
+            name, ranks, rank, gather, strategy=strategy, depth=depth, step_cut=step_cut, ordinal=self._ordinal, log=log
         )
         self._pool = EagerPool(self._core, self._ordinal)
         for key, member in (groups or {}).items():
@@ -255,16 +257,12 @@ class GraphStorage:
 
     def save_trace(self, path: Union[str, "os.PathLike[str]"]) -> None:
         """Writes what was discovered as a trace, for ``sessile plan``, ``compare`` and ``report``."""
-        text = self._core.trace()
-        part = f"{os.fspath(path)}.part"
-        try:
-            with open(part, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(part, path)
-        except BaseException:
-            if os.path.exists(part):
-                os.unlink(part)
-            raise
+        _write(path, self._core.trace())
+
+    def save_log(self, path: Union[str, "os.PathLike[str]"]) -> None:
+        """Writes this rank's event log, for ``sessile check``: each request as one operation from its acquire to its release, in
+        the order that the captured graphs prove, with fences, launches, completions and joins. Kept with ``log=True``."""
+        _write(path, self._core.log())
 
     # ------------------------------------------------------------------ requests
 
@@ -390,7 +388,21 @@ class GraphStorage:
             main_grad.data_ptr(),
             main_grad.numel(),
             self._raw(stream),
+            getattr(send, "_sessile_request", None),
         )
+
+
+def _write(path: Union[str, "os.PathLike[str]"], text: str) -> None:
+    """Writes a file that is there whole or not at all."""
+    part = f"{os.fspath(path)}.part"
+    try:
+        with open(part, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(part, path)
+    except BaseException:
+        if os.path.exists(part):
+            os.unlink(part)
+        raise
 
 
 def _device(device: Union[str, torch.device, None]) -> torch.device:

@@ -5,11 +5,13 @@
 
 mod error;
 mod json;
+mod lives;
 mod recorded;
 mod validate;
 
 pub use error::LogError;
 pub use json::{LOG_SCHEMA, MAX_LOG_BYTES, read_log, write_log};
+pub use lives::Lives;
 pub use recorded::{LogLevel, Recorded, RecordedComm, RecordedEvent, RecordedGraph};
 
 use serde::{Deserialize, Serialize};

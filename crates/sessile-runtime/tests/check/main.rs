@@ -5,6 +5,7 @@ mod contents;
 mod counts;
 mod hostile;
 mod large;
+mod lives;
 mod naive;
 mod random;
 mod recorded;
