@@ -10,6 +10,9 @@ use crate::context::RawStream;
 use crate::error::cuda;
 use crate::memory::CudaMemory;
 
+/// Columns that a head of attention may have: as many registers are there for them.
+pub const MOST_HEAD_DIM: u64 = 128;
+
 /// What a launch needs beside the operation.
 pub(crate) struct Launcher<'a> {
     pub(crate) modules: &'a Modules,
@@ -243,8 +246,8 @@ impl Launcher<'_> {
         if batch * seq * heads * head_dim == 0 {
             return Ok(());
         }
-        if head_dim > 128 || heads > 65_535 || batch > 65_535 {
-            let expected = "head_dim up to 128, heads and batch up to 65,535".to_owned();
+        if head_dim > MOST_HEAD_DIM || heads > 65_535 || batch > 65_535 {
+            let expected = format!("head_dim up to {MOST_HEAD_DIM}, heads and batch up to 65,535");
             return Err(unsupported("attention", expected, views));
         }
         let (grid_y, grid_z) = (blocks("attention", heads)?, blocks("attention", batch)?);

@@ -6,5 +6,6 @@ mod launch;
 mod module;
 
 pub(crate) use gemm::Products;
+pub use launch::MOST_HEAD_DIM;
 pub(crate) use launch::{Launcher, run};
 pub(crate) use module::{Argument, Extent, Modules};

@@ -37,6 +37,9 @@ pub(super) fn run(args: &TrainArgs) -> Result<Verdict, Failure> {
     let config = args.config(part.ranks(args.job.ranks, HOST_RANKS)?);
     config.check().map_err(|error| Failure::Input(error.to_string()))?;
     only_with_graphs(args, &config)?;
+    if args.job.place.device == DeviceName::Cuda {
+        size::check_shapes(&config)?;
+    }
     let data = match &args.files.data {
         Some(path) => input::data(path, config.longest(), config.window() + 1)?,
         None => text::built_in(config.longest(), config.window() + 1)?,

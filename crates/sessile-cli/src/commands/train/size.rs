@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use sessile_cuda::kernel::MOST_HEAD_DIM;
 use sessile_model::{
     ReduceScatter, Repeat, Wanted,
     config::{Mode, TrainConfig, VOCAB},
@@ -22,6 +23,20 @@ type Need = (&'static str, u128, String);
 /// Compares the least that a run needs with what the machine has free, where that is known.
 pub(super) fn check(config: &TrainConfig) -> Result<(), Failure> {
     available_bytes().map_or(Ok(()), |available| fits(config, available.into()))
+}
+
+/// What kernels of GPUs can't do.
+pub(super) fn check_shapes(config: &TrainConfig) -> Result<(), Failure> {
+    let TrainConfig { hidden, heads, .. } = config;
+    if hidden / heads > MOST_HEAD_DIM {
+        return Err(Failure::Input(format!(
+            "--heads {heads}: a head of --hidden {hidden} has {} columns, and attention on GPUs has at most {MOST_HEAD_DIM}; use \
+             --heads {} or more",
+            hidden / heads,
+            hidden.div_ceil(MOST_HEAD_DIM)
+        )));
+    }
+    Ok(())
 }
 
 /// The same for one rank's GPU; its share of what the host would hold for all.
@@ -177,6 +192,14 @@ fn available_bytes() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn heads_that_are_too_wide_for_gpus_are_refused_with_how_many_would_do() {
+        let shape = |hidden, heads| TrainConfig { hidden, heads, ..TrainConfig::default() };
+        assert!(check_shapes(&shape(1024, 8)).is_ok());
+        let error = check_shapes(&shape(2048, 8)).unwrap_err().to_string();
+        assert!(error.contains("has 256 columns") && error.ends_with("use --heads 16 or more"), "{error}");
+    }
 
     #[test]
     fn what_does_not_fit_is_refused_with_what_to_lower() {
