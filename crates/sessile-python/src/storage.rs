@@ -3,25 +3,28 @@
 //! A call in the wrong phase is an error and changes nothing. Outside discovery, capture and replay, requests are the
 //! framework's own business.
 
+mod launches;
+mod passes;
+mod requests;
 mod seal;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use pyo3::prelude::*;
-use sessile_hal::{Comm, DeviceError};
-use sessile_plan::{DType, Domain, PlanOptions, RequestId, RequestSpec, Role, check_trace, write_trace};
+use sessile_hal::Comm;
+use sessile_plan::{DType, Domain, PlanOptions, RequestId, RequestSpec, check_trace, write_trace};
 use sessile_runtime::RuntimeError;
 use sessile_runtime::log::Lives;
+use sessile_runtime::order::Mark;
 
-use crate::cuda::{Cuda, Launch, Reduction};
+use crate::cuda::{Cuda, Reduction};
 use crate::discovery::{Discovery, Pass};
 use crate::dlpack;
 use crate::error::Failure;
 use crate::exchange::Group;
 use crate::logs::write;
 use crate::planning::{Plan, options};
-use crate::sealed::{Follow, Sealed, acquire};
-use sessile_runtime::order::{Mark, Order};
+use crate::sealed::{Follow, Sealed};
 
 /// What is under way.
 enum Scope {
@@ -163,16 +166,7 @@ impl Core {
 
     /// Begins a pass over a runner: a launch of the step, or only a proof of order for one that was discovered.
     fn begin_discover(&mut self, runner: &str, launch: bool, stream: u64) -> Result<(), Failure> {
-        self.idle("discover")?;
-        self.open("discover")?;
-        if !launch && self.discovery.index(runner).is_none() {
-            return Err(RuntimeError::UnknownRunner { runner: runner.to_owned() }.into());
-        }
-        if let Some(cuda) = &mut self.cuda {
-            cuda.begin(stream)?;
-        }
-        self.scope = Scope::Discover(self.discovery.begin(runner, launch));
-        Ok(())
+        self.discover(runner, launch, stream)
     }
 
     /// What the next steps do never runs together with what was discovered so far.
@@ -185,21 +179,7 @@ impl Core {
 
     /// Begins the capture of a sealed runner.
     fn begin_capture(&mut self, runner: &str, stream: u64) -> Result<(), Failure> {
-        let at = self.sealed_runner("capture", runner)?;
-        let Some(sealed) = &self.sealed else { return Ok(()) };
-        if sealed.runners[at].captured {
-            return Err(RuntimeError::CapturedTwice { runner: runner.to_owned() }.into());
-        }
-        if let Some(cuda) = &mut self.cuda {
-            if !cuda.begin(stream)? {
-                let remedy = "enter it inside torch.cuda.graph, on the stream that captures";
-                return Err(Failure::phase("capture", "the current stream captures nothing", remedy));
-            }
-            let begun = cuda.own(&sealed.arenas, at, stream);
-            begun.and_then(|()| sealed.unproven(at).try_for_each(|id| cuda.wait_for(id, stream)))?;
-        }
-        self.follow(at, true);
-        Ok(())
+        self.capture(runner, stream)
     }
 
     /// Begins a replay by hand: the program makes the captured sequence again and gets the same views. Returns whether
@@ -229,23 +209,13 @@ impl Core {
 
     /// Nodes of a runner's graph that are sessile's: records (with that of the completion) and waits.
     fn event_nodes(&self, runner: usize) -> (usize, usize) {
-        let (Some(sealed), Some(cuda)) = (&self.sealed, &self.cuda) else { return (0, 0) };
-        let Some(known) = sealed.runners.get(runner) else { return (0, 0) };
-        let released = known.marks.iter().filter_map(|mark| match mark {
-            Mark::Release(id) if known.order.is_some() => Some(*id),
-            _ => None,
-        });
-        let (fences, waits) = cuda.event_nodes(
-            released.chain(sealed.unreleased(runner)),
-            known.requests.iter().map(|planned| planned.request.id),
-        );
-        (fences + usize::from(sealed.runs_on(runner)), waits)
+        self.count_event_nodes(runner)
     }
 
     /// Makes `main` wait for all that runs on beside it.
     fn join(&mut self, main: u64) -> Result<(), Failure> {
         let Some(cuda) = &mut self.cuda else { return Ok(()) };
-        Ok(join(cuda, self.log.as_mut(), main)?)
+        Ok(launches::join(cuda, self.log.as_mut(), main)?)
     }
 
     /// The event log so far, as versioned JSON.
@@ -262,21 +232,7 @@ impl Core {
 
     /// The planned tensor, if the next request is asked for by exactly this key. Changes nothing else.
     fn take(&mut self, py: Python<'_>, key: &Bound<'_, PyAny>, stream: u64) -> PyResult<Option<Py<PyAny>>> {
-        let (Scope::Follow(follow), Some(sealed)) = (&mut self.scope, &self.sealed) else { return Ok(None) };
-        let runner = &sealed.runners[follow.at];
-        let Some(planned) = runner.requests.get(follow.request) else { return Ok(None) };
-        let (Some(known), Some(tensor)) = (&planned.key, &planned.tensor) else { return Ok(None) };
-        if runner.marks.get(follow.mark) != Some(&Mark::Acquire(planned.request.id))
-            || !known.bind(py).eq(key)?
-        {
-            return Ok(None);
-        }
-        if let Some(cuda) = self.cuda.as_mut().filter(|_| follow.capture) {
-            acquire(cuda, runner, planned.request.id, stream).map_err(Failure::from)?;
-        }
-        follow.request += 1;
-        follow.mark += 1;
-        Ok(Some(tensor.clone_ref(py)))
+        self.take_planned(py, key, stream)
     }
 
     /// The same for any key, with errors that say what differs; in a discovery, notes the request.
@@ -300,55 +256,22 @@ impl Core {
         if matches!(self.scope, Scope::Idle) {
             return Ok((None, None));
         }
-        let dtype = match dtype {
-            "bfloat16" => DType::Bf16,
-            "float32" => DType::F32,
-            "int32" => DType::U32,
-            other => {
-                return Err(Failure::argument(
-                    "dtype",
-                    other,
-                    "planned storage holds bfloat16, float32 or int32",
-                ));
-            }
-        };
+        let dtype = requests::dtype_of(dtype)?;
         if let Some(group) = group.as_deref().filter(|group| !self.groups.contains_key(*group)) {
             return Err(RuntimeError::UnknownGroup { group: group.to_owned() }.into());
         }
-        let domain = match (&group, symmetric) {
-            (Some(group), true) => Domain::Symmetric(group.clone()),
-            (None, true) => {
-                return Err(Failure::argument(
-                    "symmetric",
-                    "true",
-                    "symmetric storage belongs to a group: name it",
-                ));
-            }
-            (_, false) => Domain::Default,
-        };
         let spec = RequestSpec {
             weight,
-            role: role_of(role),
+            role: requests::role_of(role),
             dtype,
             shape,
             unsharded_shape: unsharded,
-            domain,
+            domain: requests::domain_of(group.as_deref(), symmetric)?,
             group,
             expert,
             accumulates_into,
         };
-        match &mut self.scope {
-            Scope::Idle => Ok((None, None)),
-            Scope::Discover(pass) => {
-                let id = self.discovery.request(pass, spec)?;
-                self.keys.entry(id).or_insert(key);
-                if let Some(cuda) = &mut self.cuda {
-                    cuda.mark(Mark::Acquire(id), stream)?;
-                }
-                Ok((Some(id.0), None))
-            }
-            Scope::Follow(_) => Ok((None, Some(self.follow_request(py, &spec, stream)?))),
-        }
+        self.ask(py, key, spec, stream)
     }
 
     /// Notes the release of a request on which nothing waits any more.
@@ -381,35 +304,7 @@ impl Core {
 
     /// Ends the pass. Whatever fails here leaves no pass under way.
     fn end(&mut self, stream: u64) -> Result<(), Failure> {
-        self.released.clear();
-        match std::mem::replace(&mut self.scope, Scope::Idle) {
-            Scope::Idle => Err(Failure::phase("end", "no runner is active", "begin one first")),
-            Scope::Discover(pass) => {
-                let order = match &mut self.cuda {
-                    Some(cuda) => cuda.proven(&pass.runner, stream)?,
-                    None => Some(Order::program(&pass.marks)),
-                };
-                Ok(self.discovery.end(pass, order)?)
-            }
-            Scope::Follow(follow) => {
-                let Some(sealed) = &mut self.sealed else { return Ok(()) };
-                sealed.ended(&follow)?;
-                let mut captured = None;
-                if let Some(cuda) = self.cuda.as_mut().filter(|_| follow.capture) {
-                    sealed.unreleased(follow.at).try_for_each(|id| cuda.record(id, stream))?;
-                    let name = &sealed.trace.runners[follow.at].name;
-                    captured = cuda.proven(name, stream)?;
-                    sealed.still_proven(follow.at, captured.as_ref())?;
-                }
-                if let Some(log) = self.log.as_mut().filter(|_| follow.capture)
-                    && let Some(order) = captured.as_ref().or(sealed.runners[follow.at].order.as_ref())
-                {
-                    log.captured(&sealed.trace, &sealed.plan, follow.at, order, &sealed.events);
-                }
-                sealed.runners[follow.at].captured |= follow.capture;
-                Ok(())
-            }
-        }
+        self.end_pass(stream)
     }
 
     /// Gives the pass up, as after an exception in it. What was known before is known still.
@@ -423,47 +318,12 @@ impl Core {
 
     /// Agrees with the other ranks, plans, allocates. Collective over the job. Nothing is kept after an error.
     fn seal(&mut self, py: Python<'_>, stream: u64) -> PyResult<Plan> {
-        self.idle("seal")?;
-        self.open("seal")?;
-        let sealed = self.agree_and_build(stream);
-        let sealed = match sealed {
-            Ok(sealed) => sealed,
-            Err(error) => {
-                let raised = std::iter::once(&self.world).chain(self.groups.values()).find_map(Group::raised);
-                let failure = PyErr::from(Failure::from(error));
-                if let Some(cause) = raised {
-                    failure.set_cause(py, Some(cause));
-                }
-                return Err(failure);
-            }
-        };
-        let mut sealed = sealed;
-        for planned in sealed.runners.iter_mut().flat_map(|runner| &mut runner.requests) {
-            planned.key = self.keys.get(&planned.request.id).map(|key| key.clone_ref(py));
-        }
-        let plan = Plan { plan: sealed.plan.clone() };
-        if let Some(log) = &mut self.log {
-            log.sealed(&sealed.trace, &sealed.plan, sealed.events.count);
-        }
-        self.sealed = Some(sealed);
-        self.seals += 1;
-        Ok(plan)
+        self.agree_and_seal(py, stream)
     }
 
     /// Each planned request as number and DLPack capsule, to be given back as a tensor by `set_tensors`.
     fn exports(&self, py: Python<'_>) -> PyResult<Vec<(u32, Py<PyAny>)>> {
-        let Some(sealed) = &self.sealed else { return Ok(Vec::new()) };
-        let mut all = Vec::new();
-        for planned in sealed.runners.iter().flat_map(|runner| &runner.requests) {
-            let id = planned.request.id;
-            let spec = &planned.request.spec;
-            let Some(view) = sealed.plan.view(id) else { continue };
-            let arena = &sealed.arenas[view.arena as usize];
-            if let Some(capsule) = dlpack::export(py, arena, view.offset, spec.dtype, &spec.shape)? {
-                all.push((id.0, capsule));
-            }
-        }
-        Ok(all)
+        self.capsules(py)
     }
 
     /// Takes the tensors made of the capsules.
@@ -576,186 +436,5 @@ impl Core {
         self.discovery = Discovery::default();
         self.keys.clear();
         Ok(())
-    }
-}
-
-impl Core {
-    pub(crate) fn cuda_mut(&mut self) -> Option<&mut Cuda> {
-        self.cuda.as_mut()
-    }
-
-    /// Which plan this is, and what launches of a runner need.
-    pub(crate) fn launch_of(&self, runner: usize, exec: u64, lane: Option<u64>) -> (u64, Option<Launch>) {
-        (self.seals, self.cuda.as_ref().map(|cuda| cuda.launcher(runner, exec, lane)))
-    }
-
-    /// The next launch is that of a captured runner of plan number `seal`: counts it, and joins everything first if it is out
-    /// of order or begins a step.
-    pub(crate) fn next_launch(&mut self, seal: u64, at: usize, main: u64) -> Result<bool, Failure> {
-        self.idle("replay")?;
-        let wraps = self.options.step_cut == sessile_plan::StepCut::Wrap;
-        let Some(sealed) = &mut self.sealed else {
-            return Err(Failure::phase(
-                "replay",
-                "nothing is sealed",
-                "discover every runner once, then seal",
-            ));
-        };
-        let Some(runner) = sealed.runners.get(at).filter(|_| seal == self.seals) else {
-            return Err(Failure::phase(
-                "replay",
-                "the runner is of another plan",
-                "look it up after the seal",
-            ));
-        };
-        if !runner.captured {
-            let runner = sealed.trace.runners[at].name.clone();
-            return Err(RuntimeError::NotCaptured { runner }.into());
-        }
-        let place = sealed.cursor.place(&sealed.trace.steps, wraps, u32::try_from(at).unwrap_or(u32::MAX));
-        sealed.cursor = place.after;
-        self.counters.replays += 1;
-        self.counters.order_deviations += u64::from(!place.in_order);
-        if let Some(cuda) = &mut self.cuda
-            && (!place.in_order || (place.begins && !wraps))
-        {
-            join(cuda, self.log.as_mut(), main)?;
-        }
-        Ok(place.in_order)
-    }
-
-    /// A launch was made, on `main` or on a stream of the runner's own.
-    pub(crate) fn log_launch(&mut self, runner: usize, main: u64, lane: Option<u64>) {
-        if let Some(log) = &mut self.log {
-            log.launched(runner, main, lane);
-        }
-    }
-
-    fn idle(&self, call: &'static str) -> Result<(), Failure> {
-        match &self.scope {
-            Scope::Idle => Ok(()),
-            Scope::Discover(_) => Err(Failure::phase(
-                call,
-                "a runner is being discovered",
-                "end the discovery of that runner first",
-            )),
-            Scope::Follow(follow) if follow.capture => {
-                Err(Failure::phase(call, "a runner is being captured", "end or abort the capture first"))
-            }
-            Scope::Follow(_) => {
-                Err(Failure::phase(call, "a runner is being replayed", "end the replay first"))
-            }
-        }
-    }
-
-    fn open(&self, call: &'static str) -> Result<(), Failure> {
-        match &self.sealed {
-            None => Ok(()),
-            Some(_) => {
-                Err(Failure::phase(call, "a plan is sealed", "free it first; after the seal nothing grows"))
-            }
-        }
-    }
-
-    fn sealed_runner(&self, call: &'static str, runner: &str) -> Result<usize, Failure> {
-        self.idle(call)?;
-        let Some(sealed) = &self.sealed else {
-            let remedy = "discover every runner once, then seal";
-            return Err(Failure::phase(call, "nothing is sealed", remedy));
-        };
-        let at = sealed.by_name.get(runner).copied();
-        at.ok_or_else(|| RuntimeError::UnknownRunner { runner: runner.to_owned() }.into())
-    }
-
-    fn follow(&mut self, at: usize, capture: bool) {
-        self.released.clear();
-        self.scope = Scope::Follow(Follow { at, request: 0, mark: 0, capture });
-    }
-
-    /// Notes a mark in the pass; in a capture or replay it must be the one that the discovery had there.
-    fn mark(&mut self, mark: Mark, stream: u64) -> Result<(), Failure> {
-        match (&mut self.scope, &self.sealed) {
-            (Scope::Discover(pass), _) => {
-                pass.marks.push(mark);
-                if let Some(cuda) = &mut self.cuda {
-                    cuda.mark(mark, stream)?;
-                }
-            }
-            (Scope::Follow(follow), Some(sealed)) => {
-                sealed.expect(follow, mark)?;
-                if let Some(cuda) = self.cuda.as_mut().filter(|_| follow.capture) {
-                    cuda.mark(mark, stream)?;
-                    match mark {
-                        Mark::Release(id) if sealed.runners[follow.at].order.is_some() => {
-                            cuda.record(id, stream)?;
-                        }
-                        Mark::Complete => cuda.complete(follow.at, stream)?,
-                        _ => {}
-                    }
-                }
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    fn follow_request(
-        &mut self,
-        py: Python<'_>,
-        spec: &RequestSpec,
-        stream: u64,
-    ) -> Result<Py<PyAny>, Failure> {
-        let (Scope::Follow(follow), Some(sealed)) = (&mut self.scope, &self.sealed) else {
-            return Err(Failure::phase("empty", "no runner is active", "begin a capture first"));
-        };
-        let runner = sealed.trace.runners[follow.at].name.clone();
-        let index = follow.request;
-        let Some(planned) = sealed.runners[follow.at].requests.get(index) else {
-            return Err(RuntimeError::UnplannedRequest {
-                runner,
-                index,
-                found: spec.to_string(),
-                bytes: spec.bytes().unwrap_or(u64::MAX),
-            }
-            .into());
-        };
-        if planned.request.spec != *spec {
-            return Err(RuntimeError::RequestMismatch {
-                runner,
-                index,
-                expected: planned.request.spec.to_string(),
-                found: spec.to_string(),
-            }
-            .into());
-        }
-        let tensor = planned.tensor.as_ref().map(|tensor| tensor.clone_ref(py));
-        sealed.expect(follow, Mark::Acquire(planned.request.id))?;
-        if let Some(cuda) = self.cuda.as_mut().filter(|_| follow.capture) {
-            acquire(cuda, &sealed.runners[follow.at], planned.request.id, stream)?;
-        }
-        follow.request += 1;
-        tensor.ok_or_else(|| {
-            Failure::phase("empty", "the plan has no tensors yet", "call set_tensors after the seal")
-        })
-    }
-}
-
-/// Makes `main` wait for all that runs on.
-fn join(cuda: &mut Cuda, log: Option<&mut Lives>, main: u64) -> Result<(), DeviceError> {
-    let Some(log) = log else { return cuda.join(main) };
-    let joined: Vec<(usize, u64)> = cuda.in_flight().collect();
-    cuda.join(main)?;
-    joined.into_iter().for_each(|(runner, lane)| log.joined(runner, lane, main));
-    Ok(())
-}
-
-fn role_of(name: &str) -> Role {
-    match name {
-        "wgrad_input" => Role::WgradInput,
-        "rs_output" => Role::RsOutput,
-        "a2a_scratch" => Role::A2aScratch,
-        "fp32_output" => Role::Fp32Output,
-        "gathered_weight" => Role::GatheredWeight,
-        other => Role::User(other.to_owned()),
     }
 }

@@ -1,5 +1,6 @@
 //! The seal: ranks agree on what they discovered, plan it and allocate.
 
+use pyo3::prelude::*;
 use sessile_hal::{Comm, DeviceError};
 use sessile_plan::{Domain, LaunchOrder, Trace, check_trace, plan};
 use sessile_runtime::events::Events;
@@ -7,9 +8,56 @@ use sessile_runtime::{Cursor, RuntimeError, agree};
 
 use super::Core;
 use crate::arena::Arena;
+use crate::dlpack;
+use crate::error::Failure;
+use crate::exchange::Group;
+use crate::planning::Plan;
 use crate::sealed::{Planned, Runner, Sealed};
 
 impl Core {
+    pub(super) fn agree_and_seal(&mut self, py: Python<'_>, stream: u64) -> PyResult<Plan> {
+        self.idle("seal")?;
+        self.open("seal")?;
+        let sealed = self.agree_and_build(stream);
+        let sealed = match sealed {
+            Ok(sealed) => sealed,
+            Err(error) => {
+                let raised = std::iter::once(&self.world).chain(self.groups.values()).find_map(Group::raised);
+                let failure = PyErr::from(Failure::from(error));
+                if let Some(cause) = raised {
+                    failure.set_cause(py, Some(cause));
+                }
+                return Err(failure);
+            }
+        };
+        let mut sealed = sealed;
+        for planned in sealed.runners.iter_mut().flat_map(|runner| &mut runner.requests) {
+            planned.key = self.keys.get(&planned.request.id).map(|key| key.clone_ref(py));
+        }
+        let plan = Plan { plan: sealed.plan.clone() };
+        if let Some(log) = &mut self.log {
+            log.sealed(&sealed.trace, &sealed.plan, sealed.events.count);
+        }
+        self.sealed = Some(sealed);
+        self.seals += 1;
+        Ok(plan)
+    }
+
+    pub(super) fn capsules(&self, py: Python<'_>) -> PyResult<Vec<(u32, Py<PyAny>)>> {
+        let Some(sealed) = &self.sealed else { return Ok(Vec::new()) };
+        let mut all = Vec::new();
+        for planned in sealed.runners.iter().flat_map(|runner| &runner.requests) {
+            let id = planned.request.id;
+            let spec = &planned.request.spec;
+            let Some(view) = sealed.plan.view(id) else { continue };
+            let arena = &sealed.arenas[view.arena as usize];
+            if let Some(capsule) = dlpack::export(py, arena, view.offset, spec.dtype, &spec.shape)? {
+                all.push((id.0, capsule));
+            }
+        }
+        Ok(all)
+    }
+
     /// Every exchange is made by every rank, also by one that failed, so that none waits for another for ever.
     pub(super) fn agree_and_build(&mut self, stream: u64) -> Result<Sealed, RuntimeError> {
         let local = self.prepare();
