@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use sessile_hal::{Collective, Comm, DeviceError};
 
 use crate::context::RawEvent;
-use crate::core::Handle;
+use crate::core::{Core, Handle};
 use crate::link::Answer;
 use crate::nccl::RawComm;
 use crate::oneshot::{OneShotOptions, Signals};
@@ -133,7 +133,7 @@ impl CommCell {
 
 /// All-gathers bytes in a group.
 pub(crate) fn exchange(
-    core: &crate::core::Core,
+    core: &Core,
     group: u64,
     name: &str,
     payload: &[u8],
@@ -142,16 +142,16 @@ pub(crate) fn exchange(
     let what = || format!("an exchange of group `{name}`");
     match core.link.gather(group, payload, deadline) {
         Answer::Gathered(payloads) => Ok(payloads),
-        other => Err(unanswered(core.rank, other, what(), deadline)),
+        other => Err(unanswered(core, other, what(), deadline)),
     }
 }
 
 /// The error of an ask that ended without what was asked for.
-pub(crate) fn unanswered(rank: u32, answer: Answer, what: String, after: Duration) -> DeviceError {
+pub(crate) fn unanswered(core: &Core, answer: Answer, what: String, after: Duration) -> DeviceError {
     match answer {
-        Answer::Late(missing) => DeviceError::PeerTimeout { rank, missing, what, after },
-        Answer::Gone(peer) => DeviceError::PeerLost { rank, peer, what },
-        _ => DeviceError::PeerLost { rank, peer: 0, what },
+        Answer::Late(missing) => DeviceError::PeerTimeout { rank: core.rank, missing, what, after },
+        Answer::Gone(peer) => core.link.gone(peer, || what),
+        _ => core.link.gone(0, || what),
     }
 }
 

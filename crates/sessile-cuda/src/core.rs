@@ -1,7 +1,7 @@
 //! What all handles of one rank's device share, and how it waits.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,8 @@ pub(crate) struct Core {
     pub(crate) link: Link,
     pub(crate) graveyard: Graveyard,
     pub(crate) state: Mutex<State>,
+    /// Whether this rank has told the others that it can't go on.
+    pub(crate) given_up: AtomicBool,
     untold: Mutex<Vec<DeviceError>>,
     /// Apart from the state, whose lock a call of NCCL may hold while it waits for a peer.
     registry: Mutex<Registry>,
@@ -99,6 +101,7 @@ impl Core {
             link,
             graveyard: Graveyard::default(),
             state: Mutex::new(State::default()),
+            given_up: AtomicBool::new(false),
             untold: Mutex::new(Vec::new()),
             registry: Mutex::default(),
             launches: AtomicU64::new(0),
@@ -321,11 +324,7 @@ impl Core {
     }
 
     fn lost(&self, comm: &CommCell, peer: u32) -> DeviceError {
-        DeviceError::PeerLost {
-            rank: self.rank,
-            peer,
-            what: format!("a collective of group `{}`", comm.name),
-        }
+        self.link.gone(peer, || format!("a collective of group `{}`", comm.name))
     }
 }
 
@@ -354,11 +353,11 @@ impl Drop for Handle {
             drop(capture);
         }
         core.state().scratch.drain().for_each(|(_, block)| core.graveyard.bury(Box::new(block)));
-        // All communicators are buried. In a panic peers may never come: end their kernels, and leave without a word,
-        // so that peers learn of the loss.
-        let panics = std::thread::panicking();
-        let within = if panics { Duration::from_secs(2) } else { core.options.deadline };
-        if panics {
+        // All communicators are buried. After a failure peers may never come: end their kernels, and leave without
+        // waiting, so that peers learn of the loss.
+        let fails = std::thread::panicking() || core.given_up.load(Ordering::SeqCst);
+        let within = if fails { Duration::from_secs(2) } else { core.options.deadline };
+        if fails {
             let comms: Vec<_> = core.registry().raw.iter().filter_map(Weak::upgrade).collect();
             let abort = move || comms.iter().for_each(|comm| comm.abort());
             let _ = crate::nccl::within(Duration::from_secs(5), || false, abort);
@@ -366,7 +365,7 @@ impl Drop for Handle {
         if !core.reap_all(within) {
             core.graveyard.abandon();
         }
-        if !panics {
+        if !fails {
             core.link.leave(core.options.deadline);
         }
     }

@@ -95,6 +95,14 @@ impl CudaDevice {
         self.core().context.memory()
     }
 
+    /// This rank can't go on, for this reason: the others' waits for it end with [`DeviceError::PeerFailed`], and when the
+    /// device goes it gives its communicators up and waits for nobody. Without it a device that goes waits for the others
+    /// to come to an end, too.
+    pub fn fail(&self, why: &str) {
+        self.core().given_up.store(true, Ordering::SeqCst);
+        self.core().link.fail(why);
+    }
+
     pub(crate) fn core(&self) -> &Core {
         &self.handle.core
     }
@@ -307,7 +315,7 @@ impl Device for CudaDevice {
         let id = match core.link.join(name, ranks, deadline) {
             Answer::Joined(id) => id,
             Answer::Refused => return Err(bad("the name belongs to a group of other ranks")),
-            other => return Err(unanswered(core.rank, other, format!("making group `{name}`"), deadline)),
+            other => return Err(unanswered(core, other, format!("making group `{name}`"), deadline)),
         };
         let made = self.meet(id, name, ranks, u32::try_from(member).unwrap_or(u32::MAX))?;
         let cell = Arc::new(CommCell::new(&self.handle, made)?);

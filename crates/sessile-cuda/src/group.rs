@@ -113,7 +113,7 @@ impl CudaDevice {
         let comm = comm.unwrap_or_else(|| {
             let what = format!("making the communicator of group `{}`", made.name);
             Err(match core.link.lost(&made.ranks) {
-                Some(peer) => DeviceError::PeerLost { rank: core.rank, peer, what },
+                Some(peer) => core.link.gone(peer, || what),
                 None => {
                     let missing = made.ranks.iter().copied().find(|rank| *rank != core.rank).unwrap_or(0);
                     DeviceError::PeerTimeout { rank: core.rank, missing, what, after: deadline }
@@ -174,8 +174,8 @@ impl CudaDevice {
             Some(result) => result?,
             None => {
                 let peer = core.link.lost(&comm.ranks).unwrap_or(0);
-                let what = format!("registering `{}` with group `{}`", memory.label(), comm.name);
-                return Err(DeviceError::PeerLost { rank: core.rank, peer, what });
+                let what = || format!("registering `{}` with group `{}`", memory.label(), comm.name);
+                return Err(core.link.gone(peer, what));
             }
         };
         let window = window.ok_or_else(|| DeviceError::Unreachable {

@@ -172,6 +172,16 @@ pub enum DeviceError {
         /// In what.
         what: String,
     },
+    /// A peer could not go on.
+    #[error("rank {rank}: rank {peer} could not go on: {why}")]
+    PeerFailed {
+        /// Who was told.
+        rank: u32,
+        /// Who could not.
+        peer: u32,
+        /// What it said.
+        why: String,
+    },
     /// Ranks met in different collectives.
     #[error("group `{group}`, collective {number}: rank {rank} enqueued {have}, rank {peer} enqueued {want}")]
     CollectiveMismatch {

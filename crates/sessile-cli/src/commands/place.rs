@@ -77,11 +77,21 @@ impl Part {
     }
 }
 
-/// Opens the GPU of a rank.
+/// Opens the GPU of a rank and runs on it. The other ranks are told why it failed, so that none waits for this one.
 ///
 /// # Errors
-/// That there is none, or that the ranks could not meet.
-pub(super) fn open(place: &Place, job: &Job, spans: bool) -> Result<CudaDevice, Failure> {
+/// That there is no GPU, that the ranks could not meet, and those of `run`.
+pub(super) fn on_gpu<T>(
+    place: &Place,
+    job: &Job,
+    spans: bool,
+    run: impl FnOnce(&CudaDevice) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let device = open(place, job, spans)?;
+    run(&device).inspect_err(|failure| device.fail(&failure.to_string()))
+}
+
+fn open(place: &Place, job: &Job, spans: bool) -> Result<CudaDevice, Failure> {
     let options = DeviceOptions {
         deadline: Duration::from_secs(place.timeout.into()),
         spans,

@@ -256,6 +256,14 @@ impl Hub {
                 self.gather(Waiting { rank, ask, until: until(millis) }, group, payload);
             }
             Request::Abort { group } => self.abort(rank, group),
+            Request::Fail { ask, why } => {
+                self.places[rank as usize] = Place::Lost;
+                self.tell_all(&Reply::Failed { rank, why });
+                self.tell_all(&Reply::Lost { rank });
+                self.without(rank);
+                self.tell(rank, &Reply::Left { ask });
+                self.all_left();
+            }
             Request::Leave { ask } => {
                 self.places[rank as usize] = Place::Left;
                 self.leaving[rank as usize] = Some(ask);

@@ -17,6 +17,9 @@ pub(crate) use self::wire::random;
 use self::wire::{Frame, Reply, Request, introduce};
 use crate::job::Job;
 
+/// Characters of a reason that are passed on.
+const MOST_WORDS: usize = 2000;
+
 /// How an ask ended.
 pub(crate) enum Answer {
     Joined(u64),
@@ -52,6 +55,8 @@ struct Known {
     /// Ranks whose connection broke, in the order of the news.
     lost: Vec<u32>,
     left: BTreeSet<u32>,
+    /// What ranks that could not go on have said.
+    failed: HashMap<u32, String>,
     aborted: HashMap<u64, u32>,
 }
 
@@ -177,6 +182,21 @@ impl Link {
         self.state.lock().left.iter().copied().find(|rank| ranks.contains(rank))
     }
 
+    /// Tells the others why this rank can't go on; none of them waits for it any more.
+    pub(crate) fn fail(&self, why: &str) {
+        let why = why.chars().take(MOST_WORDS).collect();
+        let _ = self.ask(Duration::from_secs(2), |ask| Request::Fail { ask, why });
+    }
+
+    /// That `peer` has gone: why, if it said so, or else in the middle of what.
+    pub(crate) fn gone(&self, peer: u32, what: impl FnOnce() -> String) -> DeviceError {
+        let rank = self.rank;
+        match self.state.lock().failed.get(&peer).cloned() {
+            Some(why) => DeviceError::PeerFailed { rank, peer, why },
+            None => DeviceError::PeerLost { rank, peer, what: what() },
+        }
+    }
+
     /// Leaves in order: returns when all others have left too, or after `deadline`.
     pub(crate) fn leave(&self, deadline: Duration) {
         let _ = self.ask(deadline, |ask| Request::Leave { ask });
@@ -232,6 +252,10 @@ fn listen(reader: &TcpStream, state: &State) {
             Reply::Lost { rank } => {
                 known.lost.push(rank);
                 state.news.notify_all();
+                continue;
+            }
+            Reply::Failed { rank, why } => {
+                known.failed.entry(rank).or_insert(why);
                 continue;
             }
             Reply::Leaves { rank } => {

@@ -129,6 +129,29 @@ fn a_broken_connection_ends_every_wait_for_that_rank() {
 }
 
 #[test]
+fn a_rank_that_fails_says_why_and_nobody_waits_for_it() {
+    for fails in 0..3 {
+        run(3, |rank, link| {
+            let group = join(&link, "all", &[0, 1, 2]);
+            let begin = Instant::now();
+            if rank == fails {
+                return link.fail(&"no memory ".repeat(1000));
+            }
+            assert!(matches!(link.gather(group, &[], LONG), Answer::Gone(gone) if gone == fails));
+            assert!(begin.elapsed() < LONG / 2);
+            assert_eq!(link.lost(&[0, 1, 2]), Some(fails));
+            let error = link.gone(fails, || "not this".to_owned());
+            let DeviceError::PeerFailed { rank: told, peer, why } = &error else { panic!("{error}") };
+            assert_eq!((*told, *peer, why.len()), (rank, fails, MOST_WORDS));
+            assert!(why.starts_with("no memory no memory"));
+            let other = (0..3).find(|other| ![rank, fails].contains(other)).expect("one");
+            let silent = link.gone(other, || "an exchange".to_owned());
+            assert!(matches!(silent, DeviceError::PeerLost { .. }), "{silent}");
+        });
+    }
+}
+
+#[test]
 fn the_end_of_rank_0_is_noticed_by_all() {
     run(3, |rank, link| {
         let group = join(&link, "all", &[0, 1, 2]);

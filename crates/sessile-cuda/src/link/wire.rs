@@ -29,6 +29,8 @@ pub(crate) enum Request {
     Abort { group: u64 },
     /// To leave for good, once all others do.
     Leave { ask: u64 },
+    /// To tell the others why this rank leaves at once.
+    Fail { ask: u64, why: String },
 }
 
 /// What the hub tells a rank.
@@ -48,6 +50,8 @@ pub(crate) enum Reply {
     Left { ask: u64 },
     /// News: a rank's connection broke.
     Lost { rank: u32 },
+    /// News, ahead of the loss: why a rank leaves.
+    Failed { rank: u32, why: String },
     /// News: a rank has left in order.
     Leaves { rank: u32 },
     /// News: a member gave a group up.
@@ -117,6 +121,10 @@ impl<'a> Reader<'a> {
     }
 }
 
+fn text(bytes: Vec<u8>) -> Result<String> {
+    String::from_utf8(bytes).map_err(|_| bad("words that are no text"))
+}
+
 fn bad(why: &'static str) -> Error {
     Error::new(ErrorKind::InvalidData, why)
 }
@@ -165,6 +173,7 @@ impl Frame for Request {
             }
             Request::Abort { group } => Writer::new(3).number(*group).0,
             Request::Leave { ask } => Writer::new(4).number(*ask).0,
+            Request::Fail { ask, why } => Writer::new(5).number(*ask).bytes(why.as_bytes()).0,
         }
     }
 
@@ -174,7 +183,7 @@ impl Frame for Request {
             1 => Request::Join {
                 ask: r.number()?,
                 millis: r.number()?,
-                name: String::from_utf8(r.bytes()?).map_err(|_| bad("a name that is no text"))?,
+                name: text(r.bytes()?)?,
                 ranks: r.list(Reader::rank)?,
             },
             2 => Request::Gather {
@@ -185,6 +194,7 @@ impl Frame for Request {
             },
             3 => Request::Abort { group: r.number()? },
             4 => Request::Leave { ask: r.number()? },
+            5 => Request::Fail { ask: r.number()?, why: text(r.bytes()?)? },
             _ => return Err(bad("an unknown request")),
         };
         r.end(request)
@@ -206,6 +216,7 @@ impl Frame for Reply {
             Reply::Left { ask } => Writer::new(6).number(*ask).0,
             Reply::Lost { rank } => Writer::new(7).number(u64::from(*rank)).0,
             Reply::Leaves { rank } => Writer::new(8).number(u64::from(*rank)).0,
+            Reply::Failed { rank, why } => Writer::new(10).number(u64::from(*rank)).bytes(why.as_bytes()).0,
             Reply::Aborted { group, rank } => pair(9, *group, u64::from(*rank)),
         }
     }
@@ -222,6 +233,7 @@ impl Frame for Reply {
             7 => Reply::Lost { rank: r.rank()? },
             8 => Reply::Leaves { rank: r.rank()? },
             9 => Reply::Aborted { group: r.number()?, rank: r.rank()? },
+            10 => Reply::Failed { rank: r.rank()?, why: text(r.bytes()?)? },
             _ => return Err(bad("an unknown reply")),
         };
         r.end(reply)
@@ -288,6 +300,7 @@ mod tests {
             Request::Gather { ask: u64::MAX, millis: 0, group: 7, payload: vec![1, 2, 3] },
             Request::Abort { group: 9 },
             Request::Leave { ask: 4 },
+            Request::Fail { ask: 5, why: "no memory".to_owned() },
         ]
     }
 
@@ -301,6 +314,7 @@ mod tests {
             Reply::Left { ask: 7 },
             Reply::Lost { rank: 8 },
             Reply::Leaves { rank: 8 },
+            Reply::Failed { rank: 2, why: "no memory".to_owned() },
             Reply::Aborted { group: 9, rank: 1 },
         ]
     }

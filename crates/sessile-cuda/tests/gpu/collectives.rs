@@ -282,6 +282,28 @@ fn a_rank_that_goes_without_a_word_is_named_to_those_who_wait_for_it() {
 }
 
 #[test]
+fn a_rank_that_fails_ends_at_once_and_the_others_say_why() {
+    if !can_run("a_rank_that_fails_ends_at_once_and_the_others_say_why", 2) {
+        return;
+    }
+    let begin = std::time::Instant::now();
+    Threads::new().results(2, |device| {
+        let comm = everyone(&device);
+        let s = device.stream("s").expect("stream");
+        let x = buffer(&device, &[1.0]);
+        if device.rank() == 1 {
+            return device.fail("no memory for its arenas");
+        }
+        device.collective(&s, &comm, Collective::AllReduce, &x, &x).expect("enqueues");
+        let error = device.wait_stream(&s).expect_err("rank 1 has failed");
+        let DeviceError::PeerFailed { peer: 1, why, .. } = &error else { panic!("{error}") };
+        assert_eq!(why, "no memory for its arenas");
+        device.fail(&error.to_string());
+    });
+    assert!(begin.elapsed() < std::time::Duration::from_secs(20));
+}
+
+#[test]
 fn windows_hold_what_peers_write_into_no_one_else_and_go_in_any_order() {
     let test = "windows_hold_what_peers_write_into_no_one_else_and_go_in_any_order";
     if !can_run(test, 1) {

@@ -93,11 +93,11 @@ pub(super) fn run(args: &GraphsArgs) -> Result<Verdict, Failure> {
             tell(args, file, document(args, ranks, None, first))
         }
         Part::Rank(job) => {
-            let device = place::open(&args.place, &job, false)?;
-            let name = device.gpu().name.clone();
-            let measured =
-                measure(args, &sizes, &layouts, &device).map_err(|error| Failure::Run(error.to_string()))?;
-            drop(device);
+            let (name, measured) = place::on_gpu(&args.place, &job, false, |device| {
+                let measured = measure(args, &sizes, &layouts, device)
+                    .map_err(|error| Failure::Run(error.to_string()))?;
+                Ok((device.gpu().name.clone(), measured))
+            })?;
             if job.rank > 0 {
                 return Ok(Verdict::from_good(equal(&measured.1)));
             }

@@ -5,7 +5,7 @@ use sessile_model::{TrainConfig, TrainEvent, TrainOutcome, train_rank};
 
 use crate::{
     args::TrainArgs,
-    commands::place::{open, running},
+    commands::place::{on_gpu, running},
     failure::Failure,
     run::Cuda,
 };
@@ -19,9 +19,10 @@ pub(super) fn run(
     observe: &(dyn Fn(&TrainEvent) + Sync),
 ) -> Result<(TrainOutcome, Cuda), Failure> {
     // Spans cost two small kernels for each operation.
-    let device = open(&args.job.place, job, args.files.timeline.is_some())?;
-    super::size::check_gpu(config, device.free_memory().map_err(running)?.0)?;
-    let about = Cuda::about(&device).map_err(running)?;
-    let outcome = train_rank(config, &device, text, observe).map_err(super::failure)?;
-    Ok((outcome, about))
+    on_gpu(&args.job.place, job, args.files.timeline.is_some(), |device| {
+        super::size::check_gpu(config, device.free_memory().map_err(running)?.0)?;
+        let about = Cuda::about(device).map_err(running)?;
+        let outcome = train_rank(config, device, text, observe).map_err(super::failure)?;
+        Ok((outcome, about))
+    })
 }
