@@ -35,10 +35,11 @@ def runs():
     for kind in KINDS:
         command = f"train --device cuda --launch 2 {MODEL} --gtp 2 --steps 12 --reduce-scatter {kind} --timeline {{out}}/timeline-{kind}.json"
         yield f"overlap-{kind}", command + " --json {json}", 60, 2
-    graphs = "bench graphs --device cuda --launch 2 --rounds 9 --steps 10 --reduce-scatter ring,symmetric,one_shot"
-    for hidden in [512, 1024, 2048, 4096, 8192]:
-        yield f"graphs-{hidden}", f"{graphs} --hidden {hidden} --tokens {min(hidden, 4096)} --json {{json}}", 90, 2
-    yield "graphs-compute-bound", f"{graphs} --hidden 4096 --tokens 16384 --json {{json}}", 90, 2
+    graphs = f"bench graphs --device cuda --launch 2 --rounds 7 --reduce-scatter {','.join(KINDS)}"
+    for hidden, tokens, steps in [(512, 512, 10), (1024, 1024, 10), (2048, 2048, 10), (2048, 8192, 10), (4096, 4096, 10),
+                                  (4096, 16384, 4)]:
+        sizes = f"--hidden {hidden} --tokens {tokens} --steps {steps}"
+        yield f"graphs-{hidden}x{tokens}", f"{graphs} {sizes} --json {{json}}", 90, 2
     yield "reduce-scatter", "bench reduce-scatter --json {json}", 300, 2
     yield "reduce-scatter-4", "bench reduce-scatter --ranks 4 --json {json}", 400, 4
     yield "reduce-scatter-8", "bench reduce-scatter --ranks 8 --json {json}", 500, 8
@@ -46,7 +47,7 @@ def runs():
     for ranks, sizes in [(4, [2]), (8, [2, 4])]:
         for egtp in sizes:
             wide = graphs.replace("--launch 2", f"--launch {ranks}") + f" --gtp {ranks} --egtp {egtp}"
-            yield f"graphs-{ranks}-egtp{egtp}", f"{wide} --hidden 4096 --tokens 4096 --json {{json}}", 120, ranks
+            yield f"graphs-{ranks}-egtp{egtp}", f"{wide} --hidden 4096 --tokens 4096 --steps 10 --json {{json}}", 120, ranks
         for kind in KINDS:
             wide = f"train --device cuda --launch {ranks} --gtp {ranks} --egtp {sizes[-1]} --experts 8 --mtp 2 --layers 4"
             yield f"train-{ranks}-{kind}", f"{wide} --steps 100 --reduce-scatter {kind} --json {{json}}", 120, ranks
