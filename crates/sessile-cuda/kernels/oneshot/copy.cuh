@@ -2,15 +2,14 @@
 
 // The parts of a reduce-scatter whose bytes the copy engines bring: [enter] [copies] [sum] beside [leave].
 __device__ __forceinline__ void enter_alone(const Batch<MOST_RANKS>& batch) {
-    Turn turn = begin(batch);
+    Turn turn = begin(batch, true);
     refresh(turn, batch);
     if (turn.ok) enter(turn, batch);
 }
 
 __device__ __forceinline__ void leave_alone(const Batch<MOST_RANKS>& batch) {
-    Turn turn = begin(batch);
+    Turn turn = begin(batch, false);
     if (turn.ok) leave(turn, batch);
-    end(turn);
 }
 
 // Sums what lies on this GPU. U: packs of a thread at once.
@@ -45,25 +44,11 @@ __device__ __forceinline__ void sum_copied(const Batch<R ? R : MOST_RANKS>& batc
         for (int u = 0; u < U; u++) {
             u64 at = first + u * threads;
             if (at < packs) {
-                float* m = &sum[u][0].x;
-#pragma unroll
-                for (int e = 0; e < E; e++) {
-                    float s = element((const T*)0, &x[u][0].x, e);
-#pragma unroll
-                    for (int p = 1; p < S; p++)
-                        if (R || p < size) s = s + element((const T*)0, &x[u][p].x, e);
-                    m[e] = m[e] + scale * s;
-                }
+                add<T, R>(sum[u], x[u], size, scale);
 #pragma unroll
                 for (int q = 0; q < E / 4; q++) ((float4*)t.to)[at * (E / 4) + q] = sum[u][q];
             }
         }
     }
-    for (u64 at = packs * E + thread; at < t.n; at += threads) {
-        float s = fetch((const T*)0, t.from[0] + sizeof(T) * at);
-#pragma unroll
-        for (int p = 1; p < S; p++)
-            if (R || p < size) s = s + fetch((const T*)0, t.from[p] + sizeof(T) * at);
-        t.to[at] = t.to[at] + scale * s;
-    }
+    for (u64 at = packs * E + thread; at < t.n; at += threads) t.to[at] = t.to[at] + scale * summed<T, R>(t, at, size);
 }

@@ -2,38 +2,23 @@
 
 // R: ranks, or 0 if only known at run time. U: packs of 16 bytes that a thread has in flight for each rank. `SHIFT`:
 // sources lie off 16 bytes. What needs no peer is loaded before they are waited for, and others hear that this block has
-// read before it stores its last sums. `FORM`: from 1 with the rounds of
-// `begin_early`, from 3 each warp makes its first pages of peers known to the GPU before it waits for peers, and in 4 what
-// is told at the exit is not ordered by fences: what was read is in registers by then.
-template <class T, int R, int U, bool SHIFT, int FORM>
+// read before it stores its last sums.
+template <class T, int R, int U, bool SHIFT>
 __device__ __forceinline__ void pull(const Batch<R ? R : MOST_RANKS>& batch) {
     const int E = 16 / sizeof(T), S = R ? R : MOST_RANKS;
     const Transfer<S>& t = mine(batch);
     const u32 size = R ? R : batch.size, lane = threadIdx.x % 32;
     const float scale = batch.scale;
     __shared__ u32 go;
-    if (FORM > 0 && threadIdx.x < 32) {
-        Turn turn = begin_early(batch);
-        refresh(turn, batch);
-        bool ok = __all_sync(~0u, turn.ok && enter_early(turn, batch));
-        if (lane == 0) go = ok;
-        __syncthreads();
-        if (!ok) return;
-        __syncthreads();
-        leave_and_end<FORM != 4>(turn, batch);
-        return;
-    }
     if (threadIdx.x < 32) {
-        Turn turn = begin(batch);
+        Turn turn = begin(batch, true);
         refresh(turn, batch);
         bool ok = __all_sync(~0u, turn.ok && enter(turn, batch));
         if (lane == 0) go = ok;
         __syncthreads();
-        if (ok) {
-            __syncthreads();
-            leave(turn, batch);
-        }
-        end(turn);
+        if (!ok) return;
+        __syncthreads();
+        leave(turn, batch);
         return;
     }
     // Elements before the accumulator's first multiple of 16 bytes, and after the last whole pack.
@@ -49,12 +34,6 @@ __device__ __forceinline__ void pull(const Batch<R ? R : MOST_RANKS>& batch) {
     const bool ends = blockIdx.x - t.first == t.blocks - 1 && turned < rest;
     const u64 end_at = turned < head ? turned : packs * E + turned;
 
-    if (FORM >= 3 && lane == 0 && thread < packs) {
-#pragma unroll
-        for (int p = 0; p < S; p++)
-            if ((R || p < size) && p != batch.rank)
-                asm volatile("prefetch.global.L2 [%0];" ::"l"(t.from[p] + head * sizeof(T) + 16 * thread));
-    }
     uint4 x[U][S];
     float4 sum[U][E / 4];
     float end_sum = 0, end_before = 0;
@@ -74,12 +53,7 @@ __device__ __forceinline__ void pull(const Batch<R ? R : MOST_RANKS>& batch) {
             __syncthreads();
             entered = true;
             if (!go) return;
-            if (ends) {
-                end_sum = fetch((const T*)0, t.from[0] + sizeof(T) * end_at);
-#pragma unroll
-                for (int p = 1; p < S; p++)
-                    if (R || p < size) end_sum = end_sum + fetch((const T*)0, t.from[p] + sizeof(T) * end_at);
-            }
+            if (ends) end_sum = summed<T, R>(t, end_at, size);
         }
 #pragma unroll
         for (int u = 0; u < U; u++) {
@@ -106,17 +80,7 @@ __device__ __forceinline__ void pull(const Batch<R ? R : MOST_RANKS>& batch) {
                 }
         }
 #pragma unroll
-        for (int u = 0; u < U; u++) {
-            float* m = &sum[u][0].x;
-#pragma unroll
-            for (int e = 0; e < E; e++) {
-                float s = element((const T*)0, &x[u][0].x, e);
-#pragma unroll
-                for (int p = 1; p < S; p++)
-                    if (R || p < size) s = s + element((const T*)0, &x[u][p].x, e);
-                m[e] = m[e] + scale * s;
-            }
-        }
+        for (int u = 0; u < U; u++) add<T, R>(sum[u], x[u], size, scale);
         if (base + (u64)U * threads >= packs) {
             end_sum = end_before + scale * end_sum;
             u32 all = __float_as_uint(end_sum);

@@ -81,14 +81,14 @@ __device__ __forceinline__ void push(const Batch<R ? R : MOST_RANKS>& batch) {
     const Transfer<S>& t = mine(batch);
     __shared__ u32 round_is, go;
     if (threadIdx.x < 32) {
-        Turn turn = begin(batch);
+        Turn turn = begin(batch, false);
         refresh(turn, batch);
         if (threadIdx.x == 0) {
             round_is = turn.round;
             go = turn.ok;
         }
         __syncthreads();
-        end(turn);
+        if (threadIdx.x == 0) last_of_all(turn);
         return;
     }
     // Tiles of the transfers before this one, and of all.

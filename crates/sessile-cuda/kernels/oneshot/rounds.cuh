@@ -34,9 +34,8 @@ struct Transfer {
 struct Pad {
     u32 round;    // the last one that all blocks know
     u32 failed;
-    u32 counted;  // blocks of the running launch that know their round
-    u32 left;     // blocks of the running launch that have read
-    u32 unused[28];
+    u32 done;     // blocks of the running launch that know their round and have read
+    u32 unused[29];
     u32 written[32];  // by rank: the last round whose input it has written
     u32 read[32];     // by rank: the last round in which it has read mine
 };
@@ -56,6 +55,10 @@ struct Batch {
 
 __device__ __forceinline__ void publish(u32* p, u32 v) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+// After a fence.
+__device__ __forceinline__ void tell(u32* p, u32 v) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 __device__ __forceinline__ u32 look(const u32* p) {
     u32 v;
@@ -99,16 +102,15 @@ __device__ __noinline__ bool gives_up(u64 begin, Pad* pad, u64 patience, volatil
     return true;
 }
 
-// Waits until `word` has reached `round`.
-template <int S>
+// Waits until `word` has reached `round`; ACQUIRE: for what is read afterwards.
+template <bool ACQUIRE, int S>
 __device__ __forceinline__ bool reaches(const u32* word, u32 round, Pad* pad, const Batch<S>& batch, u32 code,
                                         u32 rank) {
     u64 begin = 0;
-    for (u32 turn = 1; (int)(look(word) - round) < 0; turn++) {
-        if (turn == 256) begin = now();
-        if (turn % 512 == 0 && gives_up(begin, pad, batch.patience, batch.words, code, rank, round)) return false;
+    for (u32 tries = 1; (int)((ACQUIRE ? take(word) : look(word)) - round) < 0; tries++) {
+        if (tries == 256) begin = now();
+        if (tries % 512 == 0 && gives_up(begin, pad, batch.patience, batch.words, code, rank, round)) return false;
     }
-    take(word);
     return true;
 }
 
@@ -139,6 +141,31 @@ __device__ __forceinline__ float element(const u16*, const u32* words, int e) {
 }
 __device__ __forceinline__ float element(const float*, const u32* words, int e) { return __uint_as_float(words[e]); }
 
+// Element `at`, summed over the ranks.
+template <class T, int R, int S>
+__device__ __forceinline__ float summed(const Transfer<S>& t, u64 at, u32 size) {
+    float s = fetch((const T*)0, t.from[0] + sizeof(T) * at);
+#pragma unroll
+    for (int p = 1; p < S; p++)
+        if (R || p < size) s = s + fetch((const T*)0, t.from[p] + sizeof(T) * at);
+    return s;
+}
+
+// Adds a pack of each rank.
+template <class T, int R, int S>
+__device__ __forceinline__ void add(float4* sum, const uint4 (&x)[S], u32 size, float scale) {
+    const int E = 16 / sizeof(T);
+    float* m = &sum[0].x;
+#pragma unroll
+    for (int e = 0; e < E; e++) {
+        float s = element((const T*)0, &x[0].x, e);
+#pragma unroll
+        for (int p = 1; p < S; p++)
+            if (R || p < size) s = s + element((const T*)0, &x[p].x, e);
+        m[e] = m[e] + scale * s;
+    }
+}
+
 // What comes after a barrier, for others, comes after `x` is known to this thread, and so after what it was made of was
 // read: a barrier does not wait for loads under way, but a store does for what it stores.
 __device__ __forceinline__ void known(u32 x) {
@@ -156,22 +183,27 @@ __device__ __forceinline__ uint4 shifted(const uint4& a, const uint4& b, u32 by)
                       __funnelshift_r(v3, v4, bits));
 }
 
-// The first warp of each block keeps its rounds, so that no thread that moves data waits at a fence.
+// The first warp of each block keeps its rounds, so that no thread that moves data waits at a fence. On a round's way is
+// as little as can be: one fence orders all that comes before the telling, and runs while the round's number is on its
+// way; who waits acquires with each look; and nothing comes after the last wait.
 struct Turn {
     Pad* pad;
     u32 round;
     bool ok;
 };
 
+// `tells`: `enter` follows.
 template <int S>
-__device__ __forceinline__ Turn begin(const Batch<S>& batch) {
+__device__ __forceinline__ Turn begin(const Batch<S>& batch, bool tells) {
     Turn turn;
     turn.pad = batch.pads[0];
 #pragma unroll
     for (int p = 1; p < S; p++)
         if (p == batch.rank) turn.pad = batch.pads[p];
-    turn.round = look(&turn.pad->round) + 1;
-    turn.ok = look(&turn.pad->failed) == 0;
+    u32 before = look(&turn.pad->round), failed = look(&turn.pad->failed);
+    if (tells && blockIdx.x == 0) asm volatile("fence.acq_rel.sys;" ::: "memory");
+    turn.round = before + 1;
+    turn.ok = failed == 0;
     return turn;
 }
 
@@ -181,11 +213,12 @@ __device__ __forceinline__ u32 count(u32* p) {
     return before;
 }
 
-// After all threads of the block know the round: the block that counts last moves it on.
-__device__ __forceinline__ void end(const Turn& turn) {
-    if (threadIdx.x != 0 || count(&turn.pad->counted) != gridDim.x - 1) return;
-    turn.pad->counted = 0;
+// By thread 0, after the block knows the round and has read: whether it is the launch's last one, which moves the round on.
+__device__ __forceinline__ bool last_of_all(const Turn& turn) {
+    if (count(&turn.pad->done) != gridDim.x - 1) return false;
+    turn.pad->done = 0;
     turn.pad->round = turn.round;
+    return true;
 }
 
 // Every so often, before any rank can be in the next round, its mailbox here gets numbers of no round that is near, so that
@@ -209,76 +242,19 @@ template <int S>
 __device__ __forceinline__ bool enter(const Turn& turn, const Batch<S>& batch) {
     u32 p = threadIdx.x;
     if (p >= batch.size || p == batch.rank) return true;
-    if (blockIdx.x == 0) publish(&batch.pads[p]->written[batch.rank], turn.round);
-    return reaches(&turn.pad->written[p], turn.round, turn.pad, batch, 1, p);
+    if (blockIdx.x == 0) tell(&batch.pads[p]->written[batch.rank], turn.round);
+    return reaches<true>(&turn.pad->written[p], turn.round, turn.pad, batch, 1, p);
 }
 
-// By the block that has read last.
+// The block that has read last tells all ranks, and waits for them. Nothing is read after the wait, so it does not
+// acquire: what follows on the stream does.
 template <int S>
 __device__ __forceinline__ void leave(const Turn& turn, const Batch<S>& batch) {
     u32 p = threadIdx.x, last = 0;
-    if (p == 0) last = count(&turn.pad->left) == gridDim.x - 1;
-    if (!__shfl_sync(~0u, last, 0)) return;
-    if (p == 0) turn.pad->left = 0;
-    if (p >= batch.size || p == batch.rank) return;
+    if (p == 0) last = last_of_all(turn);
+    if (!__shfl_sync(~0u, last, 0) || p >= batch.size || p == batch.rank) return;
     publish(&batch.pads[p]->read[batch.rank], turn.round);
-    if (!batch.omit_exit) reaches(&turn.pad->read[p], turn.round, turn.pad, batch, 2, p);
-}
-
-// The same round with less on its way. What must come before the telling is ordered by one fence, which runs while the
-// round's number is on its way; who waits acquires with each look, not once more; the block that has read last ends the
-// round, so that nothing comes after the last wait; and nothing is read after that one, so it need not acquire: what
-// follows on the stream does.
-template <int S>
-__device__ __forceinline__ Turn begin_early(const Batch<S>& batch) {
-    Turn turn;
-    turn.pad = batch.pads[0];
-#pragma unroll
-    for (int p = 1; p < S; p++)
-        if (p == batch.rank) turn.pad = batch.pads[p];
-    u32 before = look(&turn.pad->round), failed = look(&turn.pad->failed);
-    if (blockIdx.x == 0) asm volatile("fence.acq_rel.sys;" ::: "memory");
-    turn.round = before + 1;
-    turn.ok = failed == 0;
-    return turn;
-}
-
-template <int S>
-__device__ __forceinline__ bool enter_early(const Turn& turn, const Batch<S>& batch) {
-    u32 p = threadIdx.x, round = turn.round;
-    if (p >= batch.size || p == batch.rank) return true;
-    if (blockIdx.x == 0)
-        asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(&batch.pads[p]->written[batch.rank]), "r"(round)
-                     : "memory");
-    u64 begin = 0;
-    for (u32 tries = 1; (int)(take(&turn.pad->written[p]) - round) < 0; tries++) {
-        if (tries == 256) begin = now();
-        if (tries % 512 == 0 && gives_up(begin, turn.pad, batch.patience, batch.words, 1, p, round)) return false;
-    }
-    return true;
-}
-
-template <bool FENCED, int S>
-__device__ __forceinline__ void leave_and_end(const Turn& turn, const Batch<S>& batch) {
-    u32 p = threadIdx.x, last = 0, round = turn.round;
-    if (p == 0) last = (FENCED ? count(&turn.pad->left) : atomicAdd(&turn.pad->left, 1u)) == gridDim.x - 1;
-    if (!__shfl_sync(~0u, last, 0)) return;
-    if (p == 0) {
-        turn.pad->left = 0;
-        turn.pad->round = round;
-    }
-    if (p >= batch.size || p == batch.rank) return;
-    u32* told = &batch.pads[p]->read[batch.rank];
-    if (FENCED)
-        publish(told, round);
-    else
-        asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(told), "r"(round) : "memory");
-    if (batch.omit_exit) return;
-    u64 begin = 0;
-    for (u32 tries = 1; (int)(look(&turn.pad->read[p]) - round) < 0; tries++) {
-        if (tries == 256) begin = now();
-        if (tries % 512 == 0 && gives_up(begin, turn.pad, batch.patience, batch.words, 2, p, round)) return;
-    }
+    if (!batch.omit_exit) reaches<false>(&turn.pad->read[p], turn.round, turn.pad, batch, 2, p);
 }
 
 template <int S>

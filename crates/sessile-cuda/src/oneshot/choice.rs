@@ -6,7 +6,7 @@
 //! |---|---|
 //! | the packets fit the mailbox and a rank sends at most [`PUSH_MOST`] bytes | push |
 //! | the budget is 0 multiprocessors, and no two ranks share a GPU (streams of one GPU may share a queue, in which a launch that waits holds back a peer's copies) | copy |
-//! | the budget is at most [`BULK_BUDGET`] multiprocessors, the GPU has bulk copies, all is aligned to 16 bytes, and a rank reads at least [`BULK_LEAST`] bytes of each peer | bulk |
+//! | the GPU has bulk copies, and all is aligned to 16 bytes | bulk, on [`BULK_BLOCKS`] multiprocessors at most |
 //! | anything else | pull; with shifted loads where sources and accumulator are not aligned alike |
 //!
 //! Only the first line decides who waits for what, and it sees nothing but sizes, which are the same on all ranks. The
@@ -18,12 +18,8 @@ use super::{OneShotOptions, Row};
 
 /// Bytes that a rank may send to the others by packets: above, reading is faster (docs/PERFORMANCE.md).
 pub(super) const PUSH_MOST: u64 = 768 << 10;
-/// Largest budget at which bulk copies are used, and the least that they are used for.
-pub(super) const BULK_BUDGET: u32 = 32;
-pub(super) const BULK_LEAST: u64 = 4 << 20;
-/// Bytes of each peer from which two blocks of a pull share a multiprocessor, in groups of two: below, half as many blocks
-/// enter and leave sooner (docs/PERFORMANCE.md).
-pub(super) const PAIR_LEAST: u64 = 4 << 20;
+/// Blocks with which bulk copies keep the links busy, a multiprocessor each (docs/DESIGN.md).
+pub(super) const BULK_BLOCKS: u32 = 32;
 /// Multiprocessors that are counted on.
 pub(super) const MULTIPROCESSORS: u32 = 128;
 /// Packets of a tile, as in the kernels' source; threads of a block that sums after copies.
@@ -110,8 +106,6 @@ pub(super) struct Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     pub(super) way: Way,
-    /// Of [`OneShotOptions::form`], the one that there is of the way.
-    pub(super) form: u32,
     pub(super) blocks: u32,
     pub(super) threads: u32,
     /// Bytes of shared memory, and stages that it holds.
@@ -148,47 +142,33 @@ pub(super) fn choose(round: &Round, limits: &Limits, options: &OneShotOptions) -
         Some(_) => read,
         None if small => Way::Push,
         None if budget == 0 && limits.copies && limits.share <= 1 => Way::Copy,
-        None if budget <= BULK_BUDGET && can_bulk && bytes >= BULK_LEAST => Way::Bulk,
+        None if can_bulk => Way::Bulk,
         None => read,
     };
-    let form = match way {
-        Way::Pull | Way::Bulk if options.form <= 4 => options.form,
-        Way::Shift => options.form.min(1),
-        _ => 0,
-    };
-    let wide = form >= 2 && specialized(size) <= 8;
-    let readers: u64 = if way == Way::Pull && wide { 512 } else { 256 };
     // A block that waits for peers must not keep theirs from running: all of a GPU's fit on it at once.
     let budget = if budget == 0 { 16 } else { budget };
     let most = (budget.min(MULTIPROCESSORS) / limits.share.max(1)).max(1);
     let each = match (way, specialized(size)) {
         (Way::Push, 2 | 4) => 3,
         (Way::Push, 8) => 2,
-        (Way::Pull | Way::Shift, 2)
-            if readers == 256 && (bytes >= PAIR_LEAST || options.blocks.is_some()) =>
-        {
-            2
-        }
+        // One is enough; two fit.
+        (Way::Pull | Way::Shift, 2) if options.blocks.is_some() => 2,
         _ => 1,
     };
     let each = if limits.share > 1 { 1 } else { each };
-    let sums = 4 * 16 / round.dtype.size() * packs(size);
-    let stage = match form {
-        0 | 4 => 16 * packs(size) * u64::from(size) + sums,
-        3 => 16 * packs(size) * u64::from(size),
-        _ => 16 * packs(size) * others,
-    };
+    // Of each rank, and of the accumulator.
+    let stage = 16 * packs(size) * (u64::from(size) + 4 / round.dtype.size());
     let (work, threads, stages) = match way {
         Way::Push => (round.tiles, 288, 0),
-        Way::Pull | Way::Shift => ((bytes / 16).div_ceil(readers), readers + 32, 0),
-        Way::Bulk => ((bytes / 16).div_ceil(packs(size)), packs(size) + 32, (SHARED / stage.max(1)).min(16)),
+        Way::Pull | Way::Shift => ((bytes / 16).div_ceil(256), 288, 0),
+        Way::Bulk => ((bytes / 16).div_ceil(packs(size)), packs(size) + 32, (SHARED / stage).min(16)),
         Way::Copy => ((bytes / 16).div_ceil(u64::from(SUM_THREADS)), u64::from(SUM_THREADS), 0),
     };
-    let most = options.blocks.unwrap_or(u32::MAX).clamp(1, most * each);
+    let enough = if way == Way::Bulk { BULK_BLOCKS } else { u32::MAX };
+    let most = options.blocks.unwrap_or(enough).clamp(1, most * each);
     let narrow = |x: u64| u32::try_from(x).unwrap_or(u32::MAX);
     Choice {
         way,
-        form,
         blocks: narrow(work.clamp(1, u64::from(most))),
         threads: narrow(threads),
         shared: narrow(stages * stage),
@@ -237,23 +217,14 @@ macro_rules! kernels {
     };
 }
 
-/// The kernel that goes a way, in a form.
-pub(super) fn kernel(way: Way, form: u32, dtype: DType, size: u32) -> &'static str {
-    match (way, form) {
-        (Way::Push, _) => kernels!("push", dtype, size),
-        (Way::Pull, 0) => kernels!("pull", dtype, size),
-        (Way::Pull, 1) => kernels!("pull1", dtype, size),
-        (Way::Pull, 2) => kernels!("pull2", dtype, size),
-        (Way::Pull, 3) => kernels!("pull3", dtype, size),
-        (Way::Pull, _) => kernels!("pull4", dtype, size),
-        (Way::Shift, 0) => kernels!("shift", dtype, size),
-        (Way::Shift, _) => kernels!("shift1", dtype, size),
-        (Way::Bulk, 0) => kernels!("bulk", dtype, size),
-        (Way::Bulk, 1) => kernels!("bulk1", dtype, size),
-        (Way::Bulk, 2) => kernels!("bulk2", dtype, size),
-        (Way::Bulk, 3) => kernels!("bulk3", dtype, size),
-        (Way::Bulk, _) => kernels!("bulk4", dtype, size),
-        (Way::Copy, _) => sum(dtype, size),
+/// The kernel that goes a way.
+pub(super) fn kernel(way: Way, dtype: DType, size: u32) -> &'static str {
+    match way {
+        Way::Push => kernels!("push", dtype, size),
+        Way::Pull => kernels!("pull", dtype, size),
+        Way::Shift => kernels!("shift", dtype, size),
+        Way::Bulk => kernels!("bulk", dtype, size),
+        Way::Copy => sum(dtype, size),
     }
 }
 
@@ -278,23 +249,55 @@ mod tests {
     }
 
     #[test]
-    fn small_goes_by_packets_and_the_rest_as_the_budget_says() {
+    fn small_goes_by_packets_and_the_rest_as_budget_alignment_and_gpu_say() {
         let with = |budget| OneShotOptions { budget, ..OneShotOptions::default() };
-        let ways = |budget| [1, 1 << 18, 1 << 21, 1 << 25].map(|n| chosen(2, n, 0, &with(budget)).way);
-        assert_eq!(ways(None), [Way::Push, Way::Push, Way::Pull, Way::Pull]);
-        assert_eq!(ways(Some(64)), [Way::Push, Way::Push, Way::Pull, Way::Pull]);
-        assert_eq!(ways(Some(16)), [Way::Push, Way::Push, Way::Bulk, Way::Bulk]);
-        assert_eq!(ways(Some(0)), [Way::Push, Way::Push, Way::Copy, Way::Copy]);
-        assert_eq!(chosen(2, 1 << 25, 2, &with(None)).way, Way::Shift);
-        assert_eq!(chosen(2, 1 << 25, 2, &with(Some(8))).way, Way::Shift, "bulk copies need alignment");
+        let ways = |limits: &Limits, off, budget| {
+            [1, 1 << 19, 1 << 20, 1 << 25].map(|n| choose(&round(2, n / 2, off), limits, &with(budget)).way)
+        };
+        let then = |way| [Way::Push, Way::Push, way, way];
+        for budget in [None, Some(1), Some(16), Some(64)] {
+            assert_eq!(ways(&LIMITS, 0, budget), then(Way::Bulk), "{budget:?}");
+            assert_eq!(ways(&LIMITS, 2, budget), then(Way::Shift), "{budget:?}");
+            let before_hopper = Limits { bulk: false, ..LIMITS };
+            assert_eq!(ways(&before_hopper, 0, budget), then(Way::Pull), "{budget:?}");
+        }
+        assert_eq!(ways(&LIMITS, 0, Some(0)), then(Way::Copy));
+        assert_eq!(ways(&LIMITS, 2, Some(0)), then(Way::Copy));
+        assert_eq!(ways(&Limits { share: 2, ..LIMITS }, 0, Some(0)), then(Way::Bulk), "ranks share a GPU");
+        assert_eq!(ways(&Limits { copies: false, ..LIMITS }, 0, Some(0)), then(Way::Bulk), "no scratch");
     }
 
     #[test]
-    fn two_blocks_share_a_multiprocessor_where_there_is_enough_to_read() {
-        let blocks = |elements| chosen(2, elements, 0, &OneShotOptions::default()).blocks;
-        assert_eq!([1 << 20, 1 << 21, 1 << 22, 1 << 25].map(blocks), [128, 256, 256, 256]);
-        let asked = OneShotOptions { blocks: Some(256), way: Some(Way::Pull), ..OneShotOptions::default() };
-        assert_eq!(chosen(2, 1 << 20, 0, &asked).blocks, 256);
+    fn an_accumulator_off_16_bytes_with_sources_off_alike_is_read_by_plain_loads() {
+        let row = Row { from: vec![(1 << 40) + 10, (2 << 40) + 10], to: (1 << 50) + 4, elements: 1 << 24 };
+        let choice = choose(&Round::new(DType::Bf16, 2, &[&row]), &LIMITS, &OneShotOptions::default());
+        assert_eq!(choice.way, Way::Pull);
+    }
+
+    #[test]
+    fn readers_have_a_multiprocessor_each_and_no_more_than_are_useful() {
+        let blocks = |elements, options: &OneShotOptions| chosen(2, elements, 0, options).blocks;
+        let default = OneShotOptions::default();
+        assert_eq!([1 << 19, 1 << 20, 1 << 25].map(|n| blocks(n, &default)), [32; 3]);
+        let budgets = [0, 8, 16, 32, 64].map(|budget| OneShotOptions {
+            budget: Some(budget),
+            way: Some(Way::Bulk),
+            ..OneShotOptions::default()
+        });
+        assert_eq!(budgets.map(|budget| blocks(1 << 25, &budget)), [16, 8, 16, 32, 32]);
+        let pull = OneShotOptions { way: Some(Way::Pull), ..OneShotOptions::default() };
+        assert_eq!([1 << 14, 1 << 20, 1 << 25].map(|n| blocks(n, &pull)), [8, 128, 128]);
+    }
+
+    #[test]
+    fn blocks_that_were_asked_for_are_launched_where_they_fit() {
+        let blocks = |way, blocks| {
+            let options =
+                OneShotOptions { way: Some(way), blocks: Some(blocks), ..OneShotOptions::default() };
+            chosen(2, 1 << 25, 0, &options).blocks
+        };
+        assert_eq!([16, 256, 1000].map(|n| blocks(Way::Pull, n)), [16, 256, 256]);
+        assert_eq!([8, 128, 1000].map(|n| blocks(Way::Bulk, n)), [8, 128, 128]);
     }
 
     #[test]
@@ -317,11 +320,8 @@ mod tests {
             for share in [1, 2, 4, 8, 16] {
                 let limits = Limits { share, ..LIMITS };
                 for shift in 0..31 {
-                    for (form, budget) in
-                        [None, Some(0), Some(1), Some(16), Some(1000)].into_iter().enumerate()
-                    {
-                        let options =
-                            OneShotOptions { budget, form: form as u32, ..OneShotOptions::default() };
+                    for budget in [None, Some(0), Some(1), Some(16), Some(1000)] {
+                        let options = OneShotOptions { budget, ..OneShotOptions::default() };
                         let round = round(size, 1 << shift, 0);
                         let choice = choose(&round, &limits, &options);
                         let most = budget.unwrap_or(MULTIPROCESSORS).clamp(16, MULTIPROCESSORS);
@@ -351,14 +351,13 @@ mod tests {
     #[test]
     fn every_kernel_has_a_name_of_its_own() {
         let mut names = Vec::new();
-        let forms = [(Way::Push, 1), (Way::Pull, 5), (Way::Shift, 2), (Way::Bulk, 5), (Way::Copy, 1)];
-        for (way, forms) in forms {
-            for (form, dtype) in (0..forms).flat_map(|form| [(form, DType::Bf16), (form, DType::F32)]) {
-                names.extend([2, 4, 8, 3].map(|size| kernel(way, form, dtype, size)));
+        for way in [Way::Push, Way::Pull, Way::Shift, Way::Bulk, Way::Copy] {
+            for dtype in [DType::Bf16, DType::F32] {
+                names.extend([2, 4, 8, 3].map(|size| kernel(way, dtype, size)));
             }
         }
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), 112);
+        assert_eq!(names.len(), 40);
     }
 }

@@ -16,7 +16,7 @@
 //! | W | tells every rank "my input of round e is written" |
 //! | w | every block waits until every rank has said so |
 //! | B | reads every rank's input, adds |
-//! | C | counts the block; the one that counts last goes on with R |
+//! | C | counts the block; the one that counts last moves the round's number on, and goes on with R |
 //! | R | tells every rank "I have read in round e" |
 //! | r | waits until every rank has said so |
 //! | E | as above |
@@ -67,10 +67,6 @@ pub struct OneShotOptions {
     pub way: Option<Way>,
     /// Blocks of a launch, within what the GPU can hold: to measure.
     pub blocks: Option<u32>,
-    /// Form of the kernels that read: 0, or another one to compare with it. Of pull, 1 has shorter rounds, 2 also
-    /// twice the threads in a block, 3 also looks up peers' pages early, and 4 also leaves without fences; of bulk, 1 and 2 load what needs no peer into registers, 3 the accumulator alone,
-    /// and 4 nothing. Ranks may differ.
-    pub form: u32,
     /// Number of the round before the first: to test the wrap. All ranks must have the same here.
     pub first_round: u32,
     /// Whether a launch ends before peers have read: to show that tests notice.
@@ -330,7 +326,7 @@ impl Launch<'_> {
             .map(|(row, blocks)| Part { from: sources(row), to: row.to, elements: row.elements, blocks })
             .collect();
         let grid = transfers.last().map_or(1, |part| part.blocks.0 + part.blocks.1);
-        let name = choice::kernel(way, choice.form, self.dtype, self.member.size);
+        let name = choice::kernel(way, self.dtype, self.member.size);
         let ranks = choice::specialized(self.member.size);
         let words = self.batch(ranks, &transfers, choice.stages);
         let extent = Extent { grid: (grid, 1, 1), block: (choice.threads, 1), shared: choice.shared };
@@ -446,7 +442,7 @@ mod tests {
         for line in [
             "const int MOST_RANKS = 16;",
             "const int MOST_TRANSFERS = 8;",
-            "u32 unused[28];",
+            "u32 unused[29];",
             "u32 written[32];",
             "u32 read[32];",
         ] {

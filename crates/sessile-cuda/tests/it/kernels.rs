@@ -113,8 +113,14 @@ fn kernels_compile_to_ptx_for_other_gpus_with_no_float_atomics_and_no_multicast(
             }
             if unit == Unit::OneShot {
                 // Publishing and taking of signal words, and data that is not kept in L1 nor read as if it never changed.
-                let words =
-                    ["st.release.sys", "ld.relaxed.sys.global.u32", "ld.acquire.sys", "atom.add.acq_rel.gpu"];
+                let words = [
+                    "st.release.sys",
+                    "fence.acq_rel.sys",
+                    "st.relaxed.sys.global.u32",
+                    "ld.relaxed.sys.global.u32",
+                    "ld.acquire.sys",
+                    "atom.add.acq_rel.gpu",
+                ];
                 let packets = ["st.relaxed.sys.global.b128", "ld.relaxed.sys.global.b128"];
                 for needed in words.iter().chain(&packets) {
                     assert!(ptx.contains(needed), "{needed}");

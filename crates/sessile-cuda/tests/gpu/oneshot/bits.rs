@@ -6,7 +6,7 @@ use sessile_cuda::Way;
 use sessile_hal::{Collective, Device, Graph, Transfer};
 use sessile_plan::DType;
 
-use super::{FORMS, SUM, Vista, WAYS, everyone, going, in_form, window};
+use super::{SUM, Vista, WAYS, everyone, going, window};
 use crate::worlds::{Threads, can_run};
 
 /// What rank `rank` sends: sums depend on the order, with zeros of both signs, subnormals, infinities and NaN among them.
@@ -54,7 +54,7 @@ fn compare(worlds: &Threads, ranks: u32, off: &[(DType, u64, u64)], sizes: &[usi
                 let got = read(&device, &s, &grad);
                 let want: Vec<f32> =
                     (0..n).map(|at| defined(ranks, *dtype, block + at, scale, before[to + at])).collect();
-                let way = (worlds.options.one_shot.way, worlds.options.one_shot.form);
+                let way = worlds.options.one_shot.way;
                 assert_eq!(
                     bits(&got[to..to + n]),
                     bits(&want),
@@ -87,9 +87,6 @@ fn sums_have_the_defined_bits_for_all_groups_ways_and_alignments() {
         for way in WAYS.into_iter().filter(|way| *way != Some(Way::Copy) || ranks <= 4) {
             compare(&going(way), ranks, &OFF, &sizes);
         }
-        for form in FORMS {
-            compare(&in_form(form), ranks, &OFF, &sizes);
-        }
     }
 }
 
@@ -114,10 +111,9 @@ fn large_sums_have_the_defined_bits() {
         for way in WAYS {
             compare(&going(way), ranks, &[OFF[0], OFF[2], OFF[3]], &sizes);
         }
-        for form in FORMS {
-            compare(&in_form(form), ranks, &[OFF[0], OFF[2], OFF[3]], &sizes);
+        for way in [Way::Pull, Way::Bulk] {
             // Many tiles a block, more than it has stages.
-            let mut few = in_form(form);
+            let mut few = going(Some(way));
             few.options.one_shot.blocks = Some(2);
             compare(&few, ranks, &[OFF[0], OFF[3]], &sizes);
         }

@@ -22,24 +22,6 @@ fn going(way: Option<Way>) -> Threads {
     worlds
 }
 
-/// Other forms of the ways that read.
-const FORMS: [(Way, u32); 8] = [
-    (Way::Pull, 1),
-    (Way::Pull, 2),
-    (Way::Pull, 3),
-    (Way::Pull, 4),
-    (Way::Bulk, 1),
-    (Way::Bulk, 2),
-    (Way::Bulk, 3),
-    (Way::Bulk, 4),
-];
-
-fn in_form((way, form): (Way, u32)) -> Threads {
-    let mut worlds = going(Some(way));
-    worlds.options.one_shot.form = form;
-    worlds
-}
-
 fn everyone(device: &CudaDevice) -> CudaComm {
     let ranks: Vec<u32> = (0..device.world_size()).collect();
     device.communicator("all", &ranks).expect("comm")

@@ -50,15 +50,14 @@ impl Variant {
 
     /// Whether a call that begins with this kernel goes the way that the variant asks for.
     fn goes_its_way(&self, kernel: &str) -> bool {
-        let (asked, form) = match &self.what {
-            What::OneShot(options) => (options.way, options.form),
-            _ => (None, 0),
+        let asked = match &self.what {
+            What::OneShot(options) => options.way,
+            _ => None,
         };
         match asked {
             None => true,
             Some(Way::Copy) => kernel == "one_shot_enter",
-            Some(way) if form == 0 => kernel.starts_with(&format!("one_shot_{}_", way.name())),
-            Some(way) => kernel.starts_with(&format!("one_shot_{}{form}_", way.name())),
+            Some(way) => kernel.starts_with(&format!("one_shot_{}_", way.name())),
         }
     }
 
@@ -84,27 +83,6 @@ impl Variant {
                     Some(*blocks),
                     None,
                 ));
-            }
-        }
-        for (way, form, blocks) in [
-            (Way::Pull, 1, &[128, 256][..]),
-            (Way::Pull, 2, &[64, 128]),
-            (Way::Pull, 3, &[64, 128]),
-            (Way::Pull, 4, &[64, 128]),
-            (Way::Bulk, 1, &[8, 16, 32]),
-            (Way::Bulk, 2, &[8, 16, 32, 64, 128]),
-            (Way::Bulk, 3, &[8, 16, 32]),
-            (Way::Bulk, 4, &[8, 16, 32]),
-        ] {
-            for blocks in blocks {
-                let options = OneShotOptions {
-                    way: Some(way),
-                    blocks: Some(*blocks),
-                    form,
-                    ..OneShotOptions::default()
-                };
-                let name = format!("{}, form {form}, {blocks} blocks", way.name());
-                all.push(Variant::new(name, What::OneShot(options)));
             }
         }
         all.push(one_shot("copy".to_owned(), Some(Way::Copy), None, None));
@@ -444,8 +422,7 @@ mod tests {
         let find = |name: &str| all.iter().find(|variant| variant.name == name).expect("there");
         assert!(find("push, 32 blocks").goes_its_way("one_shot_push_bf16_2"));
         assert!(!find("push, 32 blocks").goes_its_way("one_shot_pull_bf16_2"));
-        assert!(find("bulk, form 2, 8 blocks").goes_its_way("one_shot_bulk2_bf16_2"));
-        assert!(!find("bulk, form 2, 8 blocks").goes_its_way("one_shot_bulk_bf16_2"));
+        assert!(find("bulk, 8 blocks").goes_its_way("one_shot_bulk_bf16_2"));
         assert!(find("copy").goes_its_way("one_shot_enter"));
         assert!(find("one_shot").goes_its_way("one_shot_pull_bf16_2") && find("ring").goes_its_way(""));
     }
