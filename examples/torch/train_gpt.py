@@ -49,6 +49,8 @@ class Trainer:
             master.grad = parameter.sharded.main_grad
         cuda = device.type == "cuda"
         self.optimizer = torch.optim.AdamW(self.masters, lr=options.lr, fused=cuda, capturable=cuda)
+        # No step on gradients that are not whole.
+        self.guard = self.sharded.guard(self.optimizer)
         self.forward: Callable[[torch.Tensor], object] = self.model
         #: With one graph for all of a step: its launch, what it reads, what it leaves.
         self.launch: Optional[Callable[[], None]] = None
@@ -75,6 +77,8 @@ class Trainer:
 
     def graph_iteration(self) -> None:
         """Captures forward, backward, reductions and optimizer as one graph, which is one runner of the storage."""
+        # The host can't refuse a step that is inside a graph: `run` checks behind launches.
+        self.guard.remove()
         self.batch = list(batch_of(self.shape, self.rank, 0, self.device))
         kept = [*self.weights, *self.whole, *self.masters]
         before = [tensor.detach().clone() for tensor in kept]
@@ -159,6 +163,8 @@ def run(trainer: Trainer, steps: int, say: Callable[[str], None], name: str) -> 
             last = [p.sharded.main_grad.clone() for p in trainer.weights]
         trainer.finish()
         if number % max(1, steps // 10) == 0 or number == steps - 1:
+            # What is told from here on rests on whole gradients, or raises.
+            trainer.sharded.check()
             say(f"{name:7} step {number:4}  loss {float(losses[-1]):.6f}")
     return {
         "losses": torch.stack(losses),

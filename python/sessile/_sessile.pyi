@@ -30,6 +30,7 @@ class Core:
         step_cut: str,
         ordinal: Optional[int],
         log: bool,
+        patience: float,
     ) -> Core: ...
     @property
     def scope(self) -> str: ...

@@ -82,7 +82,8 @@ class GroupError(SessileError):
 
 
 class DeviceError(SessileError):
-    """The device, its libraries or its memory."""
+    """The device, its libraries or its memory. After a reduction that waited in vain, ``group``, ``rank`` (who waited), ``missing``
+    (for whom; both of the job) and ``round`` (which reduction of the group, from 1) say which."""
 
     def __init__(
         self,
@@ -92,12 +93,20 @@ class DeviceError(SessileError):
         remedy: Optional[str] = None,
         requested: Optional[int] = None,
         free: Optional[int] = None,
+        group: Optional[str] = None,
+        rank: Optional[int] = None,
+        missing: Optional[int] = None,
+        round: Optional[int] = None,
     ) -> None:
         super().__init__(message)
         self.library = library
         self.remedy = remedy
         self.requested = requested
         self.free = free
+        self.group = group
+        self.rank = rank
+        self.missing = missing
+        self.round = round
 
 
 class StorageError(SessileError):

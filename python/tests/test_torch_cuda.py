@@ -2,6 +2,9 @@
 
 import gc
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -370,3 +373,20 @@ def test_phases_that_are_wrong_on_a_gpu(parts):
         graph(stream, lambda: storage.empty((4,), torch.float32))
     with pytest.raises(sessile.RunnerError, match="no graph"):
         storage.launcher("r", torch.cuda.CUDAGraph())
+
+
+@pytest.mark.parametrize("how", ["eager", "graphs"])
+def test_an_optimizer_does_not_step_on_what_a_rank_did_not_come_for(how):
+    program = os.path.join(os.path.dirname(__file__), "late_rank.py")
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program, how]
+    done = subprocess.run([sys.executable, *launch], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(f"rank {rank} as expected" in done.stdout for rank in range(2))
+
+
+def test_gradients_are_not_checked_in_a_capture():
+    sharded = shard_(nn.Sequential(nn.Linear(8, 8, bias=False)).cuda(), None, storage=GraphStorage())
+    with pytest.raises(sessile.PhaseError, match="remove the guard") as caught:
+        graph(torch.cuda.Stream(), sharded.check)
+    assert caught.value.call == "check"
+    sharded.check()

@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sessile_cuda::guest::{Block, Guest, GuestEvent, GuestGroup, GuestLaunch, GuestMemory, PAD_BYTES};
+use sessile_cuda::guest::{
+    Block, GaveUp, Guest, GuestEvent, GuestGroup, GuestLaunch, GuestMemory, PAD_BYTES,
+};
 use sessile_hal::{Comm, DeviceError};
 use sessile_plan::{DType, Domain, Plan, RequestId};
 use sessile_runtime::{RuntimeError, agree, events::Events};
@@ -15,8 +17,8 @@ use crate::arena::Arena;
 use crate::exchange::Group;
 use sessile_runtime::order::{Mark, Node, Order};
 
-/// How long a rank waits for another one.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a rank waits for handles of the others' memory.
+const HANDOVER: Duration = Duration::from_secs(60);
 
 /// Memory of every rank of a group, mapped here.
 struct Region {
@@ -32,6 +34,8 @@ struct Region {
 pub(crate) struct Cuda {
     guest: Arc<Guest>,
     rank: u32,
+    /// How long a reduction waits for another rank.
+    patience: Duration,
     /// Marks of the pass under way, if it runs in a capture.
     marked: Option<Marked>,
     /// Where fences record and wait, and the external events by number.
@@ -97,10 +101,11 @@ impl Launch {
 }
 
 impl Cuda {
-    pub(crate) fn open(ordinal: u32, rank: u32) -> Result<Cuda, DeviceError> {
+    pub(crate) fn open(ordinal: u32, rank: u32, patience: Duration) -> Result<Cuda, DeviceError> {
         Ok(Cuda {
             guest: Guest::open(ordinal)?,
             rank,
+            patience,
             marked: None,
             events: Events::default(),
             fences: Vec::new(),
@@ -392,7 +397,8 @@ impl Cuda {
 
     /// Makes the group able to reduce in one shot. Collective over the group.
     pub(crate) fn add_reducer(&mut self, name: &str, group: &Group) -> Result<(), RuntimeError> {
-        if self.reducers.contains_key(name) {
+        if let Some(known) = self.reducers.get(name) {
+            group.reduces(&known.group);
             return Ok(());
         }
         let (gpu, machine) = self.guest.place();
@@ -406,7 +412,7 @@ impl Cuda {
             let pad = GuestMemory::alloc(&self.guest, self.rank, "signal words", PAD_BYTES);
             let pad = agree::share(group, pad.map_err(RuntimeError::from))?;
             let pads = swap(group, &pad)?;
-            GuestGroup::new(&self.guest, name, pads, group.rank(), share, PATIENCE)
+            GuestGroup::new(&self.guest, name, group.ranks(), pads, group.rank(), share, self.patience)
         } else {
             Err(DeviceError::BadGroup {
                 name: name.to_owned(),
@@ -418,6 +424,7 @@ impl Cuda {
         let turn = self.guest.event();
         let made = made.and_then(|group| Ok(Reducer { group, turn: turn? }));
         let made = agree::share(group, made.map_err(RuntimeError::from))?;
+        group.reduces(&made.group);
         self.reducers.insert(name.to_owned(), made);
         Ok(())
     }
@@ -455,9 +462,9 @@ impl Cuda {
         unsafe { self.guest.record(&reducer.turn, what.stream) }
     }
 
-    /// Whether an earlier reduction gave up waiting for a rank.
-    pub(crate) fn check(&self) -> Result<(), DeviceError> {
-        self.reducers.values().try_for_each(|reducer| reducer.group.check())
+    /// The reduction that gave up waiting for a rank, if one that has ended did.
+    pub(crate) fn gave_up(&self) -> Option<GaveUp> {
+        self.reducers.values().find_map(|reducer| reducer.group.gave_up())
     }
 }
 
@@ -479,6 +486,6 @@ pub(crate) struct Reduction<'a> {
 fn swap(group: &Group, memory: &GuestMemory) -> Result<Vec<GuestMemory>, RuntimeError> {
     let offer = agree::share(group, memory.offer().map_err(RuntimeError::from))?;
     let invitations = group.exchange(offer.invitation())?;
-    let accepted = offer.accept(&invitations, group.rank() as usize, PATIENCE);
+    let accepted = offer.accept(&invitations, group.rank() as usize, HANDOVER);
     agree::share(group, accepted.map_err(RuntimeError::from))
 }

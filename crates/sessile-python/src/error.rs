@@ -4,6 +4,7 @@
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use sessile_cuda::guest::GaveUp;
 use sessile_hal::DeviceError;
 use sessile_plan::{FormatError, PlanError, TraceError};
 use sessile_runtime::RuntimeError;
@@ -147,6 +148,22 @@ impl From<DeviceError> for Failure {
             }
             _ => failure,
         }
+    }
+}
+
+/// After a reduction that gave up nothing of its group is reduced any more.
+const START_AGAIN: &str = "end all ranks and start again from the last checkpoint: no reduction of the group adds anything \
+                           from that round on";
+
+impl From<GaveUp> for Failure {
+    fn from(gave_up: GaveUp) -> Failure {
+        let GaveUp { group, rank, missing, round, .. } = gave_up.clone();
+        Failure::new("DeviceError", format!("{}: {START_AGAIN}", DeviceError::from(gave_up)))
+            .text("group", group)
+            .number("rank", rank.into())
+            .number("missing", missing.into())
+            .number("round", round.into())
+            .text("remedy", START_AGAIN)
     }
 }
 

@@ -1,10 +1,11 @@
 //! A process group of the framework as a communicator that hosts compare plans over.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use sessile_cuda::guest::{GaveUp, GuestGroup};
 use sessile_hal::{Comm, DeviceError};
 
 /// A group: its ranks, and a function that all-gathers bytes over it.
@@ -19,12 +20,31 @@ struct Cell {
     gather: Option<Py<PyAny>>,
     /// What the function raised last: it says more than an error that stands for it.
     raised: Mutex<Option<PyErr>>,
+    /// What reduces over it in one shot, once it can.
+    reducer: OnceLock<GuestGroup>,
 }
 
 impl Group {
     pub(crate) fn new(name: &str, ranks: Vec<u32>, rank: u32, gather: Option<Py<PyAny>>) -> Group {
-        let cell = Cell { name: name.to_owned(), ranks, rank, gather, raised: Mutex::new(None) };
+        let cell = Cell {
+            name: name.to_owned(),
+            ranks,
+            rank,
+            gather,
+            raised: Mutex::new(None),
+            reducer: OnceLock::new(),
+        };
         Group(Arc::new(cell))
+    }
+
+    /// Tells of what reduces over it, from now on.
+    pub(crate) fn reduces(&self, reducer: &GuestGroup) {
+        let _ = self.0.reducer.set(reducer.clone());
+    }
+
+    /// The reduction that gave up waiting for a rank, if one did.
+    pub(crate) fn gave_up(&self) -> Option<GaveUp> {
+        self.0.reducer.get()?.gave_up()
     }
 
     /// What Python raised in an exchange since the last call.
@@ -71,9 +91,9 @@ impl Comm for Group {
         Err(DeviceError::Rendezvous { rank, address: format!("group `{}`", self.0.name), why })
     }
 
-    /// What the process group knows of itself is the framework's.
+    /// Of the reductions in one shot; what the process group itself runs is the framework's to tell.
     fn usable(&self) -> Result<(), DeviceError> {
-        Ok(())
+        self.gave_up().map_or(Ok(()), |gave_up| Err(gave_up.into()))
     }
 
     /// The process group is the framework's: aborting it is too.

@@ -9,6 +9,7 @@ mod requests;
 mod seal;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use pyo3::prelude::*;
 use sessile_hal::Comm;
@@ -25,6 +26,9 @@ use crate::exchange::Group;
 use crate::logs::write;
 use crate::planning::{Plan, options};
 use crate::sealed::{Follow, Sealed};
+
+/// The longest that a rank may wait for another one.
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// What is under way.
 enum Scope {
@@ -69,7 +73,7 @@ type Answer = (Option<u32>, Option<Py<PyAny>>);
 #[pymethods]
 impl Core {
     #[new]
-    #[pyo3(signature = (name, ranks, rank, gather, *, strategy, depth, step_cut, ordinal, log))]
+    #[pyo3(signature = (name, ranks, rank, gather, *, strategy, depth, step_cut, ordinal, log, patience))]
     #[expect(clippy::too_many_arguments, reason = "options, one by one")]
     fn new(
         name: &str,
@@ -81,9 +85,20 @@ impl Core {
         step_cut: &str,
         ordinal: Option<u32>,
         log: bool,
+        patience: f64,
     ) -> Result<Core, Failure> {
         let world_rank = ranks.get(rank as usize).copied().unwrap_or(0);
-        let cuda = ordinal.map(|ordinal| Cuda::open(ordinal, world_rank)).transpose()?;
+        let asked = patience;
+        let patience =
+            Duration::try_from_secs_f64(patience).ok().filter(|time| !time.is_zero() && *time <= LONGEST);
+        let Some(patience) = patience else {
+            return Err(Failure::argument(
+                "patience",
+                &asked.to_string(),
+                "give seconds: above 0, at most a day",
+            ));
+        };
+        let cuda = ordinal.map(|ordinal| Cuda::open(ordinal, world_rank, patience)).transpose()?;
         Ok(Core {
             name: name.to_owned(),
             options: options(strategy, depth, BTreeMap::new(), step_cut)?,
@@ -398,6 +413,7 @@ impl Core {
         stream: u64,
         request: Option<u32>,
     ) -> Result<(), Failure> {
+        self.check()?;
         let Some(cuda) = &mut self.cuda else {
             return Err(Failure::phase(
                 "one_shot",
@@ -423,8 +439,8 @@ impl Core {
 
     /// Raises what a launch that gave up waiting for a rank left behind.
     fn check(&self) -> Result<(), Failure> {
-        match &self.cuda {
-            Some(cuda) => Ok(cuda.check()?),
+        match self.cuda.as_ref().and_then(Cuda::gave_up) {
+            Some(gave_up) => Err(gave_up.into()),
             None => Ok(()),
         }
     }

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from ..errors import ShardingError
+from ..errors import ArgumentError, PhaseError, ShardingError
 from . import groups, kinds
 from .storage import GraphStorage
 
@@ -340,11 +340,41 @@ class Sharded:
         self._owed.append(weight)
 
     def join(self) -> None:
-        """Waits, on the current stream, for everything that runs on, and announces it. Before the optimizer."""
+        """Waits, on the current stream, for everything that runs on, and announces it. Before the optimizer. The host does not
+        wait: a reduction that gives up later is told by the next call; `check` and `guard` wait."""
         self.storage.join()
         owed, self._owed = self._owed, []
         for weight in owed:
             self.announce(weight)
+
+    def check(self) -> None:
+        """Waits on the host for all reductions so far, and raises `DeviceError` if one gave up waiting for another rank: its
+        ``main_grad`` is then not whole. With everything that the current stream has, since gradients are read behind it."""
+        if self._reduces is not None:
+            if torch.cuda.is_current_stream_capturing():
+                raise PhaseError(
+                    "gradients are checked in a capture, where nothing has run: capture without a guard, and call check() behind "
+                    "each launch, before anything of it is kept",
+                    call="check",
+                    phase="the current stream captures",
+                    remedy="remove the guard before the capture, and call check() behind the launch",
+                )
+            torch.cuda.current_stream(self.storage.device).wait_stream(self._reduces)
+        self.join()
+        if self._reduces is not None:
+            torch.cuda.current_stream(self.storage.device).synchronize()
+        self.storage.check()
+
+    def guard(self, optimizer: Any) -> Any:
+        """Makes each ``step()`` of the optimizer begin with `check`, so that it changes nothing after a reduction that gave up.
+        Returns the handle of the hook; ``remove()`` takes it away. The host waits once a step."""
+        if not hasattr(optimizer, "register_step_pre_hook"):
+            raise ArgumentError(
+                f"optimizer is {type(optimizer).__name__}, which has no register_step_pre_hook: call sharded.check() before step()",
+                argument="optimizer",
+                value=type(optimizer).__name__,
+            )
+        return optimizer.register_step_pre_hook(lambda *_: self.check())
 
     def announce(self, weight: Weight) -> None:
         """A gradient of the weight has landed in ``main_grad``: as often as it is used."""

@@ -44,10 +44,12 @@ class GraphStorage:
         step_cut: str = "barrier",
         name: str = "torch",
         log: bool = False,
+        patience: float = 60.0,
     ) -> None:
         """``groups`` names the process groups that requests may belong to; ``group`` is the one over which everything is
         agreed, by default that of all ranks. ``strategy``, ``depth`` and ``step_cut`` are those of ``sessile plan``. With
-        ``log`` the event log is kept, for `save_log`: it grows with every launch."""
+        ``log`` the event log is kept, for `save_log`: it grows with every launch. A reduction in one shot gives up after
+        ``patience`` seconds in which another rank did not come."""
         self.device = _device(device)
         self._ordinal: Optional[int] = self.device.index
         #: Handle of the current stream, asked as `_current(_index)`: 0 where there are none.
@@ -57,7 +59,16 @@ class GraphStorage:
         self._lanes: Dict[int, "torch.cuda.Stream"] = {}
         ranks, rank, gather = describe(group, "world")
         self._core = Core(
-            name, ranks, rank, gather, strategy=strategy, depth=depth, step_cut=step_cut, ordinal=self._ordinal, log=log
+            name,
+            ranks,
+            rank,
+            gather,
+            strategy=strategy,
+            depth=depth,
+            step_cut=step_cut,
+            ordinal=self._ordinal,
+            log=log,
+            patience=float(patience),
         )
         self._pool = EagerPool(self._core, self._ordinal)
         for key, member in (groups or {}).items():
@@ -201,8 +212,13 @@ class GraphStorage:
 
     def join(self) -> None:
         """Makes the current stream wait for everything that runners left running: before the optimizer reads gradients.
-        Raises what a launch that waited in vain for another rank left behind."""
+        Then `check`: the host does not wait, so a reduction that runs still is not judged yet."""
         self._core.join(self._raw())
+        self.check()
+
+    def check(self) -> None:
+        """Raises `DeviceError`, at every call, if a reduction in one shot that has ended gave up waiting for another rank: what it
+        and those after it were to add is missing. Costs a read of the host's memory; waits for nothing."""
         self._core.check()
 
     def next_alternative(self) -> None:

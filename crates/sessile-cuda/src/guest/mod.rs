@@ -23,7 +23,7 @@ use sessile_hal::DeviceError;
 
 pub use launch::GuestLaunch;
 pub use memory::{GuestMemory, Offer};
-pub use reduce::{Block, GuestGroup, PAD_BYTES};
+pub use reduce::{Block, GaveUp, GuestGroup, PAD_BYTES};
 pub use stream::{CapturedNode, GuestEvent};
 
 use crate::context::Context;

@@ -24,6 +24,30 @@ pub struct Block {
     pub elements: u64,
 }
 
+/// A launch that ended without its work, since a rank did not come in time; all later ones of its group do as well. Ranks
+/// are those of the job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GaveUp {
+    /// The group.
+    pub group: String,
+    /// Who waited.
+    pub rank: u32,
+    /// For whom.
+    pub missing: u32,
+    /// In which reduce-scatter of the group, from 1.
+    pub round: u32,
+    /// How long.
+    pub after: Duration,
+}
+
+impl From<GaveUp> for DeviceError {
+    fn from(gave_up: GaveUp) -> DeviceError {
+        let GaveUp { group, rank, missing, round, after } = gave_up;
+        let what = format!("round {round} of the one-shot reduce-scatter of group `{group}`");
+        DeviceError::PeerTimeout { rank, missing, what, after }
+    }
+}
+
 /// A group that reduces. A handle: clones share it.
 #[derive(Clone)]
 pub struct GuestGroup(Arc<Cell>);
@@ -31,6 +55,9 @@ pub struct GuestGroup(Arc<Cell>);
 struct Cell {
     guest: Arc<Guest>,
     signals: Option<Signals>,
+    name: String,
+    /// World ranks of the members, in group order.
+    ranks: Vec<u32>,
     member: u32,
     size: u32,
     patience: Duration,
@@ -38,20 +65,21 @@ struct Cell {
 
 impl GuestGroup {
     /// A group whose ranks have exchanged pads of [`PAD_BYTES`], zeroed, in group order (`pads`). Every rank makes it
-    /// before any rank launches. `share`: ranks on the GPU that has most of them.
+    /// before any rank launches. `ranks`: those of the job, `share`: ranks on the GPU that has most of them.
     ///
     /// # Errors
     /// [`DeviceError::BadGroup`], [`DeviceError::LibraryMissing`], [`DeviceError::Driver`].
     pub fn new(
         guest: &Arc<Guest>,
         name: &str,
+        ranks: &[u32],
         pads: Vec<GuestMemory>,
         member: u32,
         share: u32,
         patience: Duration,
     ) -> Result<GuestGroup, DeviceError> {
-        let bad = |why| DeviceError::BadGroup { name: name.to_owned(), ranks: Vec::new(), why };
-        if pads.len() > MOST_RANKS || pads.len() <= member as usize {
+        let bad = |why| DeviceError::BadGroup { name: name.to_owned(), ranks: ranks.to_vec(), why };
+        if pads.len() != ranks.len() || pads.len() > MOST_RANKS || pads.len() <= member as usize {
             return Err(bad("the one-shot reduce-scatter takes 1 to 16 ranks of one machine"));
         }
         guest.modules()?;
@@ -60,7 +88,8 @@ impl GuestGroup {
         let size = u32::try_from(pads.len()).map_err(|_| bad("too many ranks"))?;
         let own = addresses[member as usize];
         let signals = Some(Signals::new(&guest.pool, own, Box::new(pads), &addresses, words, share)?);
-        Ok(GuestGroup(Arc::new(Cell { guest: guest.clone(), signals, member, size, patience })))
+        let (name, ranks) = (name.to_owned(), ranks.to_vec());
+        Ok(GuestGroup(Arc::new(Cell { guest: guest.clone(), signals, name, ranks, member, size, patience })))
     }
 
     /// Adds `scale` times the sum of every rank's block to this rank's accumulator, for each block, on a stream.
@@ -99,16 +128,21 @@ impl GuestGroup {
     /// # Errors
     /// [`DeviceError::PeerTimeout`].
     pub fn check(&self) -> Result<(), DeviceError> {
+        self.gave_up().map_or(Ok(()), |gave_up| Err(gave_up.into()))
+    }
+
+    /// The first launch that gave up, if one that has ended did: at every call from then on.
+    pub fn gave_up(&self) -> Option<GaveUp> {
         let cell = &*self.0;
-        match cell.signals.as_ref().and_then(Signals::gave_up) {
-            None => Ok(()),
-            Some((missing, round, _)) => Err(DeviceError::PeerTimeout {
-                rank: cell.member,
-                missing,
-                what: format!("round {round} of the one-shot reduce-scatter"),
-                after: cell.patience,
-            }),
-        }
+        let (missing, round, _) = cell.signals.as_ref()?.gave_up()?;
+        let rank_of = |member: u32| cell.ranks.get(member as usize).copied().unwrap_or(member);
+        Some(GaveUp {
+            group: cell.name.clone(),
+            rank: rank_of(cell.member),
+            missing: rank_of(missing),
+            round,
+            after: cell.patience,
+        })
     }
 }
 

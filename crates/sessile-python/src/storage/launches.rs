@@ -30,7 +30,7 @@ impl Core {
     }
 
     /// The next launch is that of a captured runner of plan number `seal`: counts it, and joins everything first if it is out
-    /// of order or begins a step.
+    /// of order or begins a step. Refused once a reduction has given up: what it would compute rests on nothing.
     pub(crate) fn next_launch(&mut self, seal: u64, at: usize, main: u64) -> Result<bool, Failure> {
         self.idle("replay")?;
         let wraps = self.options.step_cut == sessile_plan::StepCut::Wrap;
@@ -51,6 +51,9 @@ impl Core {
         if !runner.captured {
             let runner = sealed.trace.runners[at].name.clone();
             return Err(RuntimeError::NotCaptured { runner }.into());
+        }
+        if let Some(gave_up) = self.cuda.as_ref().and_then(Cuda::gave_up) {
+            return Err(gave_up.into());
         }
         let place = sealed.cursor.place(&sealed.trace.steps, wraps, u32::try_from(at).unwrap_or(u32::MAX));
         sealed.cursor = place.after;
