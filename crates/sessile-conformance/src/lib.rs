@@ -39,6 +39,7 @@ macro_rules! promises {
             external_waits_observe_the_record_before_their_launch: 1,
             work_in_flight_and_graphs_keep_what_they_touch: 2,
             collectives_run_in_order_across_streams_and_graphs: 2,
+            sums_in_windows_are_added_or_stored: 2,
             windows_need_their_domain_and_equal_sizes: 2,
             operands_that_do_not_fit_are_refused: 1,
             bad_groups_are_refused: 3,

@@ -294,6 +294,45 @@ pub fn collectives_run_in_order_across_streams_and_graphs<W: Worlds>(worlds: &W)
     });
 }
 
+pub fn sums_in_windows_are_added_or_stored<W: Worlds>(worlds: &W) {
+    let access = |kind: Collective| (kind.registers_send(), kind.recv_access());
+    assert_eq!(access(Collective::ReduceScatterStore { scale: 1.0 }), (true, Access::Write));
+    assert_eq!(access(Collective::ReduceScatterAccumulate { scale: 1.0 }), (true, Access::ReadWrite));
+    for ranks in [1, 2] {
+        worlds.run(ranks, |device| {
+            let all: Vec<u32> = (0..ranks).collect();
+            let comm = device.communicator("g", &all).expect("comm");
+            // Sizes that go by packets and that do not, and each rank's own values.
+            for n in [7, 1 << 18] {
+                let domain = Domain::Symmetric("g".to_owned());
+                let memory = device.alloc(4 * n * u64::from(ranks), &domain, "window").expect("alloc");
+                device.register_window(&comm, &memory).expect("registers");
+                let send = View::whole(&memory, DType::F32).expect("aligned");
+                let s = device.stream("s").expect("stream");
+                fill(&device, &s, &send, -0.1 * (1.0 + device.rank() as f32));
+                let sum = if ranks == 1 { -0.1 } else { -0.1f32 + -0.2 };
+                for before in [1.0, f32::NAN] {
+                    let recv = buffer(&device, &vec![before; n as usize]);
+                    let store = Collective::ReduceScatterStore { scale: 1.0 / 3.0 };
+                    let add = Collective::ReduceScatterAccumulate { scale: 1.0 / 3.0 };
+                    let (stored, added) = (1.0f32 / 3.0 * sum, 1.0f32 / 3.0 * sum + 1.0f32 / 3.0 * sum);
+                    for (kind, want) in [(store, stored), (add, added)] {
+                        device.collective(&s, &comm, kind, &send, &recv).expect("collective");
+                        let got = read(&device, &s, &recv);
+                        let right = got.iter().all(|x| x.to_bits() == want.to_bits());
+                        assert!(right, "{kind:?}, {ranks} ranks, {n} after {before}: not {want}");
+                    }
+                }
+                fill(&device, &s, &send, -0.0);
+                let recv = buffer(&device, &vec![1.0; n as usize]);
+                let store = Collective::ReduceScatterStore { scale: 1.0 };
+                device.collective(&s, &comm, store, &send, &recv).expect("collective");
+                assert!(read(&device, &s, &recv).iter().all(|x| x.to_bits() == (-0.0f32).to_bits()));
+            }
+        });
+    }
+}
+
 pub fn windows_need_their_domain_and_equal_sizes<W: Worlds>(worlds: &W) {
     worlds.run(2, |device| {
         let comm = device.communicator("g", &[0, 1]).expect("comm");

@@ -1,6 +1,6 @@
 //! What a batch of collectives must look like, and how each kind runs.
 
-use sessile_hal::{Collective, DeviceError, Transfer};
+use sessile_hal::{Beta, Collective, DeviceError, Transfer};
 use sessile_plan::DType;
 
 use crate::comm::CommCell;
@@ -40,9 +40,9 @@ impl Work<'_> {
         if comm.ranks.len() == 1 {
             return transfers.iter().try_for_each(|transfer| self.alone(kind, transfer));
         }
-        if let Collective::ReduceScatterAccumulate { scale } = kind {
+        if kind.scaled().is_some() {
             let signals = comm.signals.as_ref().ok_or_else(|| comm.unreachable(kind))?;
-            return oneshot::run(self.modules, self.stream, comm, signals, scale, transfers, self.scratch);
+            return oneshot::run(self.modules, self.stream, comm, signals, kind, transfers, self.scratch);
         }
         let nccl = comm.nccl.as_ref().ok_or_else(|| comm.unreachable(kind))?;
         if kind == Collective::AllReduce {
@@ -60,9 +60,14 @@ impl Work<'_> {
         kind: Collective,
         Transfer { send, recv }: &Transfer<CudaMemory>,
     ) -> Result<(), DeviceError> {
-        if let Collective::ReduceScatterAccumulate { scale } = kind {
-            let name = if send.dtype() == DType::Bf16 { "add_scaled_bf16" } else { "add_scaled_f32" };
+        if let Some((scale, beta)) = kind.scaled() {
             let n = recv.elements();
+            if beta == Beta::Overwrite {
+                // What is added to -0 stays as it is.
+                let zero = Argument::U32((-0.0f32).to_bits());
+                self.over("fill_u32", n, &[Argument::U64(recv.address()), Argument::U64(n), zero])?;
+            }
+            let name = if send.dtype() == DType::Bf16 { "add_scaled_bf16" } else { "add_scaled_f32" };
             let arguments = [
                 Argument::U64(send.address()),
                 Argument::U64(recv.address()),
@@ -116,7 +121,9 @@ impl Work<'_> {
                     unsafe { nccl.recv(self.stream, pair.1 + offset, count, dtype, peer) }
                 })
             }
-            Collective::AllReduce | Collective::ReduceScatterAccumulate { .. } => Err(comm.unreachable(kind)),
+            Collective::AllReduce
+            | Collective::ReduceScatterAccumulate { .. }
+            | Collective::ReduceScatterStore { .. } => Err(comm.unreachable(kind)),
         }
     }
 

@@ -80,7 +80,7 @@ impl CommCell {
         DeviceError::Unreachable {
             kernel: kind.name(),
             group: self.name.clone(),
-            why: if matches!(kind, Collective::ReduceScatterAccumulate { .. }) {
+            why: if kind.scaled().is_some() {
                 "its members must run on one machine, on GPUs that can map each other's memory, at most 16 of them"
             } else {
                 "NCCL needs a GPU of its own for each rank: start no more ranks than GPUs"

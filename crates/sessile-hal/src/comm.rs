@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Access, DeviceError};
+use crate::{Access, Beta, DeviceError};
 
 /// A collective operation. `G` is the size of the group; sums are in the buffers' dtype unless said otherwise.
 ///
@@ -28,6 +28,11 @@ pub enum Collective {
         /// The factor.
         scale: f32,
     },
+    /// As [`Collective::ReduceScatterAccumulate`], and the old value of `recv` does not matter: `recv = scale * sum`.
+    ReduceScatterStore {
+        /// The factor.
+        scale: f32,
+    },
     /// `send` n elements, `recv` n: the sum over ranks, in rank order from 0, in FP32, rounded once.
     AllReduce,
     /// `send` G·n elements, `recv` G·n: block r of `recv` is rank r's block `rank`.
@@ -42,6 +47,7 @@ impl Collective {
             Collective::ReduceScatter => "reduce_scatter",
             Collective::SymmetricReduceScatter => "symmetric_reduce_scatter",
             Collective::ReduceScatterAccumulate { .. } => "reduce_scatter_accumulate",
+            Collective::ReduceScatterStore { .. } => "reduce_scatter_store",
             Collective::AllReduce => "all_reduce",
             Collective::AllToAll => "all_to_all",
         }
@@ -49,7 +55,16 @@ impl Collective {
 
     /// Whether `send` must lie in a window of the communicator.
     pub fn registers_send(self) -> bool {
-        matches!(self, Collective::SymmetricReduceScatter | Collective::ReduceScatterAccumulate { .. })
+        self == Collective::SymmetricReduceScatter || self.scaled().is_some()
+    }
+
+    /// Of a kind that scales an FP32 sum of peers' memory: the factor, and what happens to the old value of `recv`.
+    pub fn scaled(self) -> Option<(f32, Beta)> {
+        match self {
+            Collective::ReduceScatterAccumulate { scale } => Some((scale, Beta::Accumulate)),
+            Collective::ReduceScatterStore { scale } => Some((scale, Beta::Overwrite)),
+            _ => None,
+        }
     }
 
     /// Whether `recv` must lie in a window of the communicator.

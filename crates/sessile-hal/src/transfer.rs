@@ -81,7 +81,8 @@ fn check_one<M: Memory>(
         Collective::AllGather => (times(sent) == Some(received), format!("n, {g}·n elements")),
         Collective::ReduceScatter
         | Collective::SymmetricReduceScatter
-        | Collective::ReduceScatterAccumulate { .. } => {
+        | Collective::ReduceScatterAccumulate { .. }
+        | Collective::ReduceScatterStore { .. } => {
             (times(received) == Some(sent), format!("{g}·n, n elements"))
         }
         Collective::AllReduce => (sent == received, "n, n elements".to_owned()),
@@ -90,7 +91,7 @@ fn check_one<M: Memory>(
         }
     };
     let (dtypes, expected) = match kind {
-        Collective::ReduceScatterAccumulate { .. } => (
+        Collective::ReduceScatterAccumulate { .. } | Collective::ReduceScatterStore { .. } => (
             send.dtype() != DType::U32 && recv.dtype() == DType::F32,
             format!("{expected} of a float dtype and f32"),
         ),
@@ -118,7 +119,8 @@ fn check_one<M: Memory>(
             Collective::AllReduce => from == to,
             Collective::AllToAll
             | Collective::SymmetricReduceScatter
-            | Collective::ReduceScatterAccumulate { .. } => false,
+            | Collective::ReduceScatterAccumulate { .. }
+            | Collective::ReduceScatterStore { .. } => false,
         };
         if !allowed {
             return Err(refused(kind, transfer, "views that are disjoint or exactly in place".to_owned()));

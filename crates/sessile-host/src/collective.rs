@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use half::bf16;
-use sessile_hal::{ByteRange, Collective, DeviceError, Transfer, View};
+use sessile_hal::{Beta, ByteRange, Collective, DeviceError, Transfer, View};
 use sessile_plan::DType;
 
 use crate::comm::Group;
@@ -80,7 +80,7 @@ impl Call {
 
     /// Whether the part runs in three steps: meet, read peers' memory, meet again.
     pub(crate) fn reads_peers(&self) -> bool {
-        matches!(self.kind, Collective::ReduceScatterAccumulate { .. })
+        self.kind.scaled().is_some()
     }
 }
 
@@ -174,7 +174,8 @@ fn run_typed<T: Element>(kind: Collective, parts: Vec<Moved<'_>>) {
         Collective::ReduceScatter => reduce_scatter(&sends, &mut recvs),
         Collective::SymmetricReduceScatter => symmetric_reduce_scatter(&sends, &mut recvs),
         Collective::AllReduce => all_reduce(&sends, &mut recvs),
-        Collective::ReduceScatterAccumulate { .. } => {} // reads peers in `Reads` instead
+        // Read peers in `Reads` instead.
+        Collective::ReduceScatterAccumulate { .. } | Collective::ReduceScatterStore { .. } => {}
     }
 }
 
@@ -214,9 +215,9 @@ impl Reads {
         Lease::acquire(self.uses().map(|(view, writes)| (view.memory(), view.range(), writes)))
     }
 
-    /// `recv = recv + (scale * sum)`, the sum in FP32 in rank order from 0.
+    /// `recv = recv + (scale * sum)` or `recv = scale * sum`, the sum in FP32 in rank order from 0.
     pub(crate) fn run(&self, lease: &mut Lease) {
-        let Collective::ReduceScatterAccumulate { scale } = self.call.kind else { return };
+        let Some(scaled) = self.call.kind.scaled() else { return };
         let mut slots = lease.slots().into_iter();
         for (transfer, blocks) in self.call.transfers.iter().zip(&self.blocks) {
             let mut sends = Vec::new();
@@ -230,18 +231,25 @@ impl Reads {
             };
             let recv: &mut [f32] = bytemuck::cast_slice_mut(recv);
             match transfer.send.dtype() {
-                DType::Bf16 => accumulate(&sends, recv, scale, bf16::to_f32),
-                _ => accumulate(&sends, recv, scale, |x: f32| x),
+                DType::Bf16 => reduce(&sends, recv, scaled, bf16::to_f32),
+                _ => reduce(&sends, recv, scaled, |x: f32| x),
             }
         }
     }
 }
 
-fn accumulate<T: bytemuck::Pod>(sends: &[&[u8]], recv: &mut [f32], scale: f32, widen: impl Fn(T) -> f32) {
+fn reduce<T: bytemuck::Pod>(
+    sends: &[&[u8]],
+    recv: &mut [f32],
+    (scale, beta): (f32, Beta),
+    widen: impl Fn(T) -> f32,
+) {
     let sends: Vec<&[T]> = sends.iter().map(|bytes| bytemuck::cast_slice(bytes)).collect();
     for (at, recv) in recv.iter_mut().enumerate() {
         let sum = <f32 as Element>::sum(sends.iter().map(|send| widen(send[at])));
-        *recv += scale * sum; // never contracted: product and sum are each rounded
+        // Never contracted: product and sum are each rounded.
+        let scaled = scale * sum;
+        *recv = if beta == Beta::Accumulate { *recv + scaled } else { scaled };
     }
 }
 

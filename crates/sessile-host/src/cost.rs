@@ -130,6 +130,7 @@ impl CostModel {
             Collective::ReduceScatter => (sent, size - 1),
             Collective::SymmetricReduceScatter
             | Collective::ReduceScatterAccumulate { .. }
+            | Collective::ReduceScatterStore { .. }
             | Collective::AllToAll => (sent, 1),
             Collective::AllReduce => (2 * sent, 2 * u64::from(size.next_power_of_two().ilog2())),
         };

@@ -30,7 +30,7 @@ __device__ __forceinline__ void store_quad(u64 at, const float* v) {
     asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
 }
 
-// Tiles of P packs of every rank and of the accumulator go through shared memory, a tile a stage. The first warp keeps the
+// Tiles of P packs of every rank, and of the accumulator if its value matters, go through shared memory, a tile a stage. The first warp keeps the
 // rounds and fetches: it knows from the barriers that peers have been read, and leaves while the last tiles are summed. All
 // other threads sum a tile together. All addresses are multiples of 16.
 const u32 MOST_STAGES = 16;
@@ -45,6 +45,7 @@ __device__ __forceinline__ void bulk(const Batch<R ? R : MOST_RANKS>& batch) {
     const u32 size = R ? R : batch.size, stages = batch.stages, stage_bytes = 16 * P * size + 4 * E * P;
     const u32 lane = threadIdx.x % 32, block = blockIdx.x - t.first;
     const float scale = batch.scale;
+    const bool store = batch.store;
     const u64 packs = t.n / E;
     const u32 tiles = (u32)((packs + P - 1) / P), own = tiles > block ? (tiles - block - 1) / t.blocks + 1 : 0;
     if (threadIdx.x < 32) {
@@ -69,10 +70,10 @@ __device__ __forceinline__ void bulk(const Batch<R ? R : MOST_RANKS>& batch) {
             u32 n = packs - at < P ? (u32)(packs - at) : P, barrier = shared_address(&full[stage]);
             u32 to = shared_address(stages_at) + stage * stage_bytes;
             if (k >= stages) barrier_wait(shared_address(&empty[stage]), parity);
-            if (lane == 0) barrier_expect(barrier, 16 * n * size + 4 * E * n);
+            if (lane == 0) barrier_expect(barrier, 16 * n * size + (store ? 0 : 4 * E * n));
             __syncwarp();
             if (lane < size) bulk_copy(to + 16 * P * lane, from + 16 * at, 16 * n, barrier);
-            if (lane == 16) bulk_copy(to + 16 * P * size, (u64)(t.to + E * at), 4 * E * n, barrier);
+            if (lane == 16 && !store) bulk_copy(to + 16 * P * size, (u64)(t.to + E * at), 4 * E * n, barrier);
             if (++stage == stages) stage = 0, parity ^= 1;
         }
         for (u32 k = own > stages ? own - stages : 0; k < own; k++)
@@ -93,7 +94,7 @@ __device__ __forceinline__ void bulk(const Batch<R ? R : MOST_RANKS>& batch) {
     __syncthreads();
     if (!go) return;
     if (ends) {
-        end_sum = end_sum + scale * summed<T, R>(t, end_at, size);
+        end_sum = settled(end_sum, summed<T, R>(t, end_at, size), scale, store);
         known(__float_as_uint(end_sum));
     }
     asm volatile("barrier.cta.arrive 1, %0;" ::"r"(blockDim.x) : "memory");
@@ -123,7 +124,7 @@ __device__ __forceinline__ void bulk(const Batch<R ? R : MOST_RANKS>& batch) {
                         s[e] = p == 0 ? element((const T*)0, w, e) : s[e] + element((const T*)0, w, e);
                 }
 #pragma unroll
-            for (int e = 0; e < 4; e++) m[e] = m[e] + scale * s[e];
+            for (int e = 0; e < 4; e++) m[e] = settled(m[e], s[e], scale, store);
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(shared_address(&empty[stage]));

@@ -19,6 +19,7 @@ __device__ __forceinline__ void sum_copied(const Batch<R ? R : MOST_RANKS>& batc
     const Transfer<S>& t = batch.transfers[0];
     const u32 size = R ? R : batch.size;
     const float scale = batch.scale;
+    const bool store = batch.store;
     if (look(&batch.pads[batch.rank]->failed)) return;
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
     bool wide = ((u64)t.to & 15) == 0;
@@ -44,11 +45,12 @@ __device__ __forceinline__ void sum_copied(const Batch<R ? R : MOST_RANKS>& batc
         for (int u = 0; u < U; u++) {
             u64 at = first + u * threads;
             if (at < packs) {
-                add<T, R>(sum[u], x[u], size, scale);
+                sum_up<T, R>(sum[u], x[u], size, scale, store);
 #pragma unroll
                 for (int q = 0; q < E / 4; q++) ((float4*)t.to)[at * (E / 4) + q] = sum[u][q];
             }
         }
     }
-    for (u64 at = packs * E + thread; at < t.n; at += threads) t.to[at] = t.to[at] + scale * summed<T, R>(t, at, size);
+    for (u64 at = packs * E + thread; at < t.n; at += threads)
+        t.to[at] = settled(t.to[at], summed<T, R>(t, at, size), scale, store);
 }

@@ -9,6 +9,7 @@ __device__ __forceinline__ void pull(const Batch<R ? R : MOST_RANKS>& batch) {
     const Transfer<S>& t = mine(batch);
     const u32 size = R ? R : batch.size, lane = threadIdx.x % 32;
     const float scale = batch.scale;
+    const bool store = batch.store;
     __shared__ u32 go;
     if (threadIdx.x < 32) {
         Turn turn = begin(batch, true);
@@ -80,9 +81,9 @@ __device__ __forceinline__ void pull(const Batch<R ? R : MOST_RANKS>& batch) {
                 }
         }
 #pragma unroll
-        for (int u = 0; u < U; u++) add<T, R>(sum[u], x[u], size, scale);
+        for (int u = 0; u < U; u++) sum_up<T, R>(sum[u], x[u], size, scale, store);
         if (base + (u64)U * threads >= packs) {
-            end_sum = end_before + scale * end_sum;
+            end_sum = settled(end_before, end_sum, scale, store);
             u32 all = __float_as_uint(end_sum);
 #pragma unroll
             for (int u = 0; u < U; u++)

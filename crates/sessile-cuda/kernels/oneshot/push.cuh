@@ -78,6 +78,7 @@ __device__ __forceinline__ void push(const Batch<R ? R : MOST_RANKS>& batch) {
     const int E = Tiled::E, S = R ? R : MOST_RANKS;
     const u32 size = R ? R : batch.size, rank = batch.rank;
     const float scale = batch.scale;
+    const bool store = batch.store;
     const Transfer<S>& t = mine(batch);
     __shared__ u32 round_is, go;
     if (threadIdx.x < 32) {
@@ -164,7 +165,7 @@ __device__ __forceinline__ void push(const Batch<R ? R : MOST_RANKS>& batch) {
                 }
             }
 #pragma unroll
-        for (int e = 0; e < E; e++) m[e] = m[e] + scale * s[e];
+        for (int e = 0; e < E; e++) m[e] = settled(m[e], s[e], scale, store);
         tile.put(t.to, m);
     }
 }

@@ -1,5 +1,5 @@
 // Reduce-scatter and accumulation in one launch: every rank sums its block of every rank's input in FP32, in rank order
-// from 0, and adds `scale` times the sum to its own FP32 accumulator. Compiled without contraction.
+// from 0, and adds `scale` times the sum to its own FP32 accumulator, or stores it there. Compiled without contraction.
 //
 // Several ways, same bits. All count rounds in device memory, in the kernel: a graph replays with the next number each
 // time. Numbers are compared by the sign of their difference, so they may wrap. Each word has one writer. Who waits longer
@@ -51,6 +51,7 @@ struct Batch {
     u64 box;              // bytes of a mailbox
     u32 omit_exit;        // a control of tests: shows what the exit is for
     u32 stages;           // bulk
+    u32 store;            // whether the accumulator's old value does not matter
 };
 
 __device__ __forceinline__ void publish(u32* p, u32 v) {
@@ -141,6 +142,12 @@ __device__ __forceinline__ float element(const u16*, const u32* words, int e) {
 }
 __device__ __forceinline__ float element(const float*, const u32* words, int e) { return __uint_as_float(words[e]); }
 
+// What becomes of m.
+__device__ __forceinline__ float settled(float m, float s, float scale, bool store) {
+    float x = scale * s;
+    return store ? x : m + x;
+}
+
 // Element `at`, summed over the ranks.
 template <class T, int R, int S>
 __device__ __forceinline__ float summed(const Transfer<S>& t, u64 at, u32 size) {
@@ -151,9 +158,9 @@ __device__ __forceinline__ float summed(const Transfer<S>& t, u64 at, u32 size) 
     return s;
 }
 
-// Adds a pack of each rank.
+// Sums a pack of each rank.
 template <class T, int R, int S>
-__device__ __forceinline__ void add(float4* sum, const uint4 (&x)[S], u32 size, float scale) {
+__device__ __forceinline__ void sum_up(float4* sum, const uint4 (&x)[S], u32 size, float scale, bool store) {
     const int E = 16 / sizeof(T);
     float* m = &sum[0].x;
 #pragma unroll
@@ -162,7 +169,7 @@ __device__ __forceinline__ void add(float4* sum, const uint4 (&x)[S], u32 size, 
 #pragma unroll
         for (int p = 1; p < S; p++)
             if (R || p < size) s = s + element((const T*)0, &x[p].x, e);
-        m[e] = m[e] + scale * s;
+        m[e] = settled(m[e], s, scale, store);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sessile_hal::DeviceError;
+use sessile_hal::{Beta, DeviceError};
 use sessile_plan::DType;
 
 use super::{Guest, GuestMemory};
@@ -120,7 +120,9 @@ impl GuestGroup {
             .map(|block| Row { from: block.from, to: block.to, elements: block.elements })
             .collect();
         // SAFETY: the caller's promises are those that are asked for here.
-        unsafe { enqueue(cell.guest.modules()?, &stream, &member, dtype, scale, &rows, None) }
+        unsafe {
+            enqueue(cell.guest.modules()?, &stream, &member, dtype, (scale, Beta::Accumulate), &rows, None)
+        }
     }
 
     /// Whether a launch gave up waiting for a rank.

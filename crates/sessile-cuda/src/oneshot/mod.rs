@@ -6,7 +6,7 @@
 //! | step | what |
 //! |---|---|
 //! | S | sends every rank its block of my input, in packets with the number of round e, into the mailbox of e |
-//! | s | waits for every rank's packets, adds |
+//! | s | waits for every rank's packets, adds or stores the sum |
 //! | E | round e is over; what follows on the stream may write the input |
 //!
 //! By reading (pull, bulk, copy):
@@ -15,7 +15,7 @@
 //! |---|---|
 //! | W | tells every rank "my input of round e is written" |
 //! | w | every block waits until every rank has said so |
-//! | B | reads every rank's input, adds |
+//! | B | reads every rank's input, adds or stores the sum |
 //! | C | counts the block; the one that counts last moves the round's number on, and goes on with R |
 //! | R | tells every rank "I have read in round e" |
 //! | r | waits until every rank has said so |
@@ -31,7 +31,7 @@ mod protocol;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use sessile_hal::{DeviceError, Memory, Transfer, View};
+use sessile_hal::{Beta, Collective, DeviceError, Memory, Transfer, View};
 use sessile_plan::DType;
 
 pub use choice::Way;
@@ -209,10 +209,11 @@ pub(crate) fn run(
     stream: &RawStream,
     comm: &CommCell,
     signals: &Signals,
-    scale: f32,
+    kind: Collective,
     transfers: &[Transfer<CudaMemory>],
     scratch: &mut dyn FnMut(u64) -> Result<u64, DeviceError>,
 ) -> Result<(), DeviceError> {
+    let scaled = kind.scaled().ok_or_else(|| comm.unreachable(kind))?;
     // Shorter than the host's: the launch knows whom it waited for.
     let patience = comm.handle.core.options.deadline * 3 / 4;
     let size = u32::try_from(comm.ranks.len()).unwrap_or(u32::MAX);
@@ -223,7 +224,7 @@ pub(crate) fn run(
             .filter(|transfer| transfer.send.dtype() == dtype)
             .map(|transfer| {
                 let elements = transfer.recv.elements();
-                let from = sources(comm, &transfer.send, elements * dtype.size())?;
+                let from = sources(comm, kind, &transfer.send, elements * dtype.size())?;
                 Ok(Row { from, to: transfer.recv.address(), elements })
             })
             .collect::<Result<Vec<_>, DeviceError>>()?;
@@ -231,7 +232,7 @@ pub(crate) fn run(
         // the window lives, and of the size given (`check`); the accumulators are checked views; the pads and the words
         // belong to the communicator. A graph owns all of it, work in flight is waited for before any of it goes. That
         // members pass equal offsets and launch in the same order is the contract's.
-        unsafe { enqueue(modules, stream, &member, dtype, scale, &rows, Some(scratch)) }?;
+        unsafe { enqueue(modules, stream, &member, dtype, scaled, &rows, Some(scratch)) }?;
     }
     Ok(())
 }
@@ -250,7 +251,7 @@ pub(crate) unsafe fn enqueue(
     stream: &RawStream,
     member: &Member<'_>,
     dtype: DType,
-    scale: f32,
+    scaled: (f32, Beta),
     rows: &[Row],
     mut scratch: Option<&mut dyn FnMut(u64) -> Result<u64, DeviceError>>,
 ) -> Result<(), DeviceError> {
@@ -266,7 +267,7 @@ pub(crate) unsafe fn enqueue(
     for part in rows.chunks(most) {
         let round = Round::new(dtype, member.size, part);
         let choice = choose(&round, &limits, &signals.options());
-        let launch = Launch { modules, member, dtype, scale };
+        let launch = Launch { modules, member, dtype, scaled };
         match (choice.way, &mut scratch) {
             (Way::Copy, Some(scratch)) => {
                 // SAFETY: as this function's callers promise.
@@ -295,7 +296,8 @@ struct Launch<'a> {
     modules: &'a Modules,
     member: &'a Member<'a>,
     dtype: DType,
-    scale: f32,
+    /// The factor, and what happens to the old value.
+    scaled: (f32, Beta),
 }
 
 impl Launch<'_> {
@@ -402,7 +404,7 @@ impl Launch<'_> {
     fn batch(&self, ranks: usize, transfers: &[Part], stages: u32) -> Vec<u64> {
         let Member { signals, at, size, patience } = self.member;
         let two = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-        let mut words = Vec::with_capacity(9 * ranks + 30);
+        let mut words = Vec::with_capacity(9 * ranks + 31);
         for Part { from, to, elements, blocks: (first, blocks) } in transfers {
             words.extend((0..ranks).map(|rank| from.get(rank).copied().unwrap_or(0)));
             words.extend([*to, *elements, two(*first, *blocks)]);
@@ -410,20 +412,27 @@ impl Launch<'_> {
         words.resize(MOST_TRANSFERS * (ranks + 3), 0);
         words.extend((0..ranks).map(|rank| signals.addresses.get(rank).copied().unwrap_or(0)));
         let count = u32::try_from(transfers.len()).unwrap_or(u32::MAX);
-        words.extend([two(count, *at), two(*size, self.scale.to_bits())]);
+        let (scale, beta) = self.scaled;
+        words.extend([two(count, *at), two(*size, scale.to_bits())]);
         words.push(u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX));
         words.extend([signals.words.address, BOX]);
         words.push(two(u32::from(signals.options().omit_exit), stages));
+        words.push(u64::from(beta == Beta::Overwrite));
         words
     }
 }
 
 /// Addresses of this rank's block in every member's input.
-fn sources(comm: &CommCell, send: &View<CudaMemory>, block: u64) -> Result<Vec<u64>, DeviceError> {
+fn sources(
+    comm: &CommCell,
+    kind: Collective,
+    send: &View<CudaMemory>,
+    block: u64,
+) -> Result<Vec<u64>, DeviceError> {
     let members = send.memory().0.window(comm.id).unwrap_or_default();
     if members.len() != comm.ranks.len() {
         return Err(DeviceError::NotRegistered {
-            kernel: "reduce_scatter_accumulate",
+            kernel: kind.name(),
             label: send.memory().label().to_owned(),
             group: comm.name.clone(),
         });

@@ -308,10 +308,10 @@ fn a_changed_kernel_does_not_pass() {
         ("known(__float_as_uint(end_sum));", "", "loads under way", &["bulk"]),
         ("fence.proxy.async;", "", "no FENCE.VIEW.ASYNC", &["bulk"]),
         (
-            "m[e] = m[e] + scale * s",
-            "m[e] = m[e] + fmaf(scale, m[e], 1.0f) * s",
+            "return store ? x : m + x;",
+            "return store ? x : fmaf(scale, s, m);",
             "contracted",
-            &["push", "bulk"],
+            &["push", "pull", "shift", "bulk", "sum"],
         ),
     ];
     for (number, (from, to, said, of)) in cases.into_iter().enumerate() {

@@ -20,7 +20,9 @@ fn collective(options: &WorldOptions, kind: Collective, n: usize) -> Vec<Vec<f32
         Collective::ReduceScatter => (n * size, n),
         Collective::AllReduce => (n, n),
         Collective::AllToAll => (n * size, n * size),
-        Collective::SymmetricReduceScatter | Collective::ReduceScatterAccumulate { .. } => {
+        Collective::SymmetricReduceScatter
+        | Collective::ReduceScatterAccumulate { .. }
+        | Collective::ReduceScatterStore { .. } => {
             panic!("tested with windows")
         }
     };

@@ -8,8 +8,11 @@ use super::tally::memory;
 use crate::log::{Entry, Log, LogAccess, LogComm, Mode, RankLog, Work};
 
 /// Kinds whose input, and for the second number also whose output, must be registered.
-const REGISTERED: [(&str, bool); 2] =
-    [("symmetric_reduce_scatter", true), ("reduce_scatter_accumulate", false)];
+const REGISTERED: [(&str, bool); 3] = [
+    ("symmetric_reduce_scatter", true),
+    ("reduce_scatter_accumulate", false),
+    ("reduce_scatter_store", false),
+];
 
 /// Views in windows: (window in order of registration with the communicator, offset, bytes).
 type Places = Vec<(u32, u64, u64)>;

@@ -252,6 +252,7 @@ fn a_window_is_used_by_its_own_group_alone() {
         ("reduce_scatter_accumulate", 1, Some(0), Some("a window of group `world`")),
         ("reduce_scatter", 1, Some(0), Some("a window of group `world`")),
         ("reduce_scatter_accumulate", 0, None, Some("no window of any group")),
+        ("reduce_scatter_store", 0, None, Some("no window of any group")),
         ("symmetric_reduce_scatter", 0, None, Some("no window of any group")),
     ] {
         let mut ranks = twins();

@@ -3,7 +3,7 @@
 use half::bf16;
 use sessile_conformance::{buffer, bytes, read};
 use sessile_cuda::Way;
-use sessile_hal::{Collective, Device, Graph, Transfer};
+use sessile_hal::{Beta, Collective, Device, Graph, Transfer};
 use sessile_plan::DType;
 
 use super::{SUM, Vista, WAYS, everyone, going, window};
@@ -23,9 +23,12 @@ fn widened(dtype: DType, x: f32) -> f32 {
 }
 
 /// The definition: in rank order from 0, each operation rounded.
-fn defined(ranks: u32, dtype: DType, at: usize, scale: f32, before: f32) -> f32 {
+fn defined(ranks: u32, dtype: DType, at: usize, kind: Collective, before: f32) -> f32 {
     let sum = (1..ranks).fold(widened(dtype, sent(0, at)), |sum, rank| sum + widened(dtype, sent(rank, at)));
-    before + scale * sum
+    match kind.scaled().expect("scales") {
+        (scale, Beta::Accumulate) => before + scale * sum,
+        (scale, Beta::Overwrite) => scale * sum,
+    }
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -44,21 +47,22 @@ fn compare(worlds: &Threads, ranks: u32, off: &[(DType, u64, u64)], sizes: &[usi
         let grad = buffer(&device, &before);
         for (dtype, from, to) in off {
             let send = window(&device, &comm, *dtype, from * dtype.size(), &all);
-            for n in sizes.iter().copied() {
+            let kinds =
+                [Collective::ReduceScatterAccumulate { scale }, Collective::ReduceScatterStore { scale }];
+            for (n, kind) in sizes.iter().flat_map(|n| kinds.map(|kind| (*n, kind))) {
                 let part = send.slice(0, (n * ranks as usize) as u64).expect("slice");
                 let to_view = grad.slice(*to, n as u64).expect("slice");
                 device.write(&s, &grad, &bytes(&before)).expect("write");
-                let kind = Collective::ReduceScatterAccumulate { scale };
                 device.collective(&s, &comm, kind, &part, &to_view).expect("collective");
                 let (block, to) = (device.rank() as usize * n, *to as usize);
                 let got = read(&device, &s, &grad);
                 let want: Vec<f32> =
-                    (0..n).map(|at| defined(ranks, *dtype, block + at, scale, before[to + at])).collect();
+                    (0..n).map(|at| defined(ranks, *dtype, block + at, kind, before[to + at])).collect();
                 let way = worlds.options.one_shot.way;
                 assert_eq!(
                     bits(&got[to..to + n]),
                     bits(&want),
-                    "{way:?}, {ranks} ranks, {dtype}[{n}] at {from}, {to}"
+                    "{kind:?}, {way:?}, {ranks} ranks, {dtype}[{n}] at {from}, {to}"
                 );
                 assert_eq!(bits(&got[..to]), bits(&before[..to]), "nothing before it");
                 assert_eq!(bits(&got[to + n..]), bits(&before[to + n..]), "nothing after it");
