@@ -147,6 +147,7 @@ fn a_rank_that_fails_says_why_and_nobody_waits_for_it() {
             let other = (0..3).find(|other| ![rank, fails].contains(other)).expect("one");
             let silent = link.gone(other, || "an exchange".to_owned());
             assert!(matches!(silent, DeviceError::PeerLost { .. }), "{silent}");
+            link.leave(LONG);
         });
     }
 }
