@@ -30,9 +30,9 @@ __device__ __forceinline__ void store_quad(u64 at, const float* v) {
     asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
 }
 
-// Tiles of P packs of every rank, and of the accumulator if its value matters, go through shared memory, a tile a stage. The first warp keeps the
-// rounds and fetches: it knows from the barriers that peers have been read, and leaves while the last tiles are summed. All
-// other threads sum a tile together. All addresses are multiples of 16.
+// Tiles of P packs of every rank, and of the accumulator if its value matters, go through shared memory, a tile a stage. The
+// first warp keeps the rounds and fetches: it knows from the barriers that peers have been read, and leaves while the last
+// tiles are summed. All other threads sum a tile together. All addresses are multiples of 16.
 const u32 MOST_STAGES = 16;
 
 template <class T, int R, int P>
@@ -63,7 +63,9 @@ __device__ __forceinline__ void bulk(const Batch<R ? R : MOST_RANKS>& batch) {
         if (!ok) return;
         // What peers wrote came through ordinary stores.
         asm volatile("fence.proxy.async;" ::: "memory");
-        const u64 from = lane < size ? t.from[lane] : 0;
+        // Each rank asks the next one first, so that they do not all ask one.
+        const u32 peer = (lane + batch.rank) % size;
+        const u64 from = t.from[peer];
         u32 stage = 0, parity = 1;
         for (u32 k = 0; k < own; k++) {
             u64 at = (u64)(block + k * t.blocks) * P;
@@ -72,7 +74,7 @@ __device__ __forceinline__ void bulk(const Batch<R ? R : MOST_RANKS>& batch) {
             if (k >= stages) barrier_wait(shared_address(&empty[stage]), parity);
             if (lane == 0) barrier_expect(barrier, 16 * n * size + (store ? 0 : 4 * E * n));
             __syncwarp();
-            if (lane < size) bulk_copy(to + 16 * P * lane, from + 16 * at, 16 * n, barrier);
+            if (lane < size) bulk_copy(to + 16 * P * peer, from + 16 * at, 16 * n, barrier);
             if (lane == 16 && !store) bulk_copy(to + 16 * P * size, (u64)(t.to + E * at), 4 * E * n, barrier);
             if (++stage == stages) stage = 0, parity ^= 1;
         }
