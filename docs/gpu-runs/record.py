@@ -40,7 +40,7 @@ def runs():
                                   (4096, 16384, 4)]:
         sizes = f"--hidden {hidden} --tokens {tokens} --steps {steps}"
         yield f"graphs-{hidden}x{tokens}", f"{graphs} {sizes} --json {{json}}", 90, 2
-    yield "reduce-scatter", "bench reduce-scatter --json {json}", 300, 2
+    yield "reduce-scatter", "bench reduce-scatter --json {json} --svg {out}/reduce-scatter.svg", 300, 2
     yield "reduce-scatter-4", "bench reduce-scatter --ranks 4 --json {json}", 400, 4
     yield "reduce-scatter-8", "bench reduce-scatter --ranks 8 --json {json}", 500, 8
     yield "reduce-scatter-8-gtp4", "bench reduce-scatter --ranks 8 --gtp 4 --json {json}", 500, 8
