@@ -57,9 +57,13 @@ def keep(document):
     """What of a program's own document goes into the record: not traces, plans and steps."""
     if not isinstance(document, dict):
         return document
-    kept = {key: value for key, value in document.items() if key not in ("trace", "plan", "config", "steps", "roles")}
-    if document.get("steps"):
-        kept["first_step"], kept["last_step"] = document["steps"][0], document["steps"][-1]
+    left_out = ["trace", "plan", "config", "roles"]
+    kept = {key: value for key, value in document.items() if key not in left_out}
+    steps = kept.get("steps")
+    if isinstance(steps, list):
+        del kept["steps"]
+        if steps:
+            kept["first_step"], kept["last_step"] = steps[0], steps[-1]
     return kept
 
 

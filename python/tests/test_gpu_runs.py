@@ -74,6 +74,12 @@ def main(monkeypatch, out, *more):
     return status, {path.name[11:-5]: json.loads(path.read_text()) for path in out.glob("*.json")}
 
 
+def test_of_steps_the_first_and_the_last_are_kept_and_their_number():
+    assert record.keep({"steps": [1, 2, 3], "plan": {}}) == {"first_step": 1, "last_step": 3}
+    assert record.keep({"steps": [], "rounds": 3}) == {"rounds": 3}
+    assert record.keep({"steps": 10, "rounds": 3}) == {"steps": 10, "rounds": 3}
+
+
 def test_a_run_is_recorded_with_its_figures_and_output(out, monkeypatch, capsys):
     status, records = main(monkeypatch, out, "--only", "doctor", "train-8")
     assert status == 0 and list(records) == ["doctor"]
