@@ -51,10 +51,12 @@ pub(super) fn run(args: &TrainArgs) -> Result<Verdict, Failure> {
         }
         // Only once all options are known to be good: each rank would say the same.
         Part::Launch(ranks) => {
+            size::check_log(&config)?;
             Files::prepare(args)?;
             launch::launch(ranks)
         }
         Part::Rank(job) if job.rank == 0 => report(args, &config, |observe| {
+            size::check_log(&config)?;
             cuda::run(args, &job, &config, &data, observe).map(|(outcome, about)| (outcome, Some(about)))
         }),
         Part::Rank(job) => {

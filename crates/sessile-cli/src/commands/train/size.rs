@@ -25,6 +25,16 @@ pub(super) fn check(config: &TrainConfig) -> Result<(), Failure> {
     available_bytes().map_or(Ok(()), |available| fits(config, available.into()))
 }
 
+/// The event log of all ranks, which rank 0 of a job on GPUs gathers into its machine's memory.
+pub(super) fn check_log(config: &TrainConfig) -> Result<(), Failure> {
+    available_bytes().map_or(Ok(()), |available| log_fits(config, available.into()))
+}
+
+fn log_fits(config: &TrainConfig, available: u128) -> Result<(), Failure> {
+    let [.., log] = needs(config);
+    enough(&[log], available, "this machine")
+}
+
 /// What kernels of GPUs can't do.
 pub(super) fn check_shapes(config: &TrainConfig) -> Result<(), Failure> {
     let TrainConfig { hidden, heads, .. } = config;
@@ -192,6 +202,15 @@ fn available_bytes() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_event_log_that_does_not_fit_is_refused_whatever_gpus_have() {
+        let shape = |steps, mode| TrainConfig { steps, mode, ..TrainConfig::default() };
+        assert!(log_fits(&shape(1000, Mode::Both), 8 << 30).is_ok());
+        let error = log_fits(&shape(1_000_000, Mode::Both), 8 << 30).unwrap_err().to_string();
+        assert!(error.ends_with("lower --steps 1000000, or use --mode eager"), "{error}");
+        assert!(log_fits(&shape(1_000_000, Mode::Eager), 8 << 30).is_ok());
+    }
 
     #[test]
     fn heads_that_are_too_wide_for_gpus_are_refused_with_how_many_would_do() {
