@@ -96,10 +96,8 @@ impl Sealed {
 
     /// Requests that are free at the end of a runner and not before.
     pub(crate) fn unreleased(&self, at: usize) -> impl Iterator<Item = RequestId> {
-        let runner = &self.runners[at];
-        let unproven = runner.order.is_none();
-        let ids = runner.requests.iter().map(|planned| planned.request.id);
-        ids.filter(move |&id| unproven || !self.is_released(id))
+        let ids = self.runners[at].requests.iter().map(|planned| planned.request.id);
+        ids.filter(move |&id| !self.is_released(id))
     }
 
     /// Whether any runner releases a request.

@@ -78,9 +78,9 @@ impl Events {
             }
             open.into_values().for_each(|group| lead(&mut leaders, Some(group)));
         }
+        // Also what a runner without proof acquires is read until a proven runner releases it.
         for runner in runners {
-            let at_end =
-                |id: &&RequestId| fenced.contains(id) && (runner.order.is_none() || !released.contains(id));
+            let at_end = |id: &&RequestId| fenced.contains(id) && !released.contains(id);
             lead(&mut leaders, Some(runner.requests.iter().filter(at_end).copied().collect()));
         }
 
@@ -248,6 +248,20 @@ mod tests {
         let runners = [Proven { requests: &a, order: None }, Proven { requests: &b, order: Some(&branches) }];
         let events = Events::of(&[fence(0, 1), fence(0, 2)], &runners);
         assert_eq!((events.waits(RequestId(1)), events.waits(RequestId(2))), (&[0][..], &[0][..]));
+    }
+
+    #[test]
+    fn what_a_proven_runner_releases_is_recorded_there_also_if_nothing_is_proven_of_its_owner() {
+        let second = order(&[(release(0), 1), (acquire(2), 2)]);
+        let (a, b, c) = (ids([0, 1]), ids([2]), ids([3]));
+        let runners = [
+            Proven { requests: &a, order: None },
+            Proven { requests: &b, order: Some(&second) },
+            Proven { requests: &c, order: None },
+        ];
+        let events = Events::of(&[fence(0, 3), fence(1, 3)], &runners);
+        assert_eq!((events.record(RequestId(0)), events.record(RequestId(1))), (Some(0), Some(1)));
+        assert_eq!(events.waits(RequestId(3)), [0, 1]);
     }
 
     #[test]
