@@ -148,6 +148,10 @@ struct Hub {
     groups: HashMap<u64, Group>,
     next_group: u64,
     leaving: Vec<Option<u64>>,
+    /// What ranks that could not go on have said.
+    failed: Vec<(u32, String)>,
+    /// Those of them that have no answer yet, with their asks.
+    failing: Vec<(u32, u64)>,
 }
 
 impl Hub {
@@ -160,6 +164,8 @@ impl Hub {
             groups: HashMap::new(),
             next_group: 0,
             leaving: vec![None; world],
+            failed: Vec::new(),
+            failing: Vec::new(),
         }
     }
 
@@ -205,11 +211,15 @@ impl Hub {
         if self.places[rank as usize] == Place::Expected {
             self.places[rank as usize] = Place::Here;
             self.writers[rank as usize] = Some(writer);
+            for (failed, why) in self.failed.clone() {
+                self.tell(rank, &Reply::Failed { rank: failed, why });
+            }
             for lost in 0..self.places.len() {
                 if self.places[lost] == Place::Lost {
                     self.tell(rank, &Reply::Lost { rank: u32::try_from(lost).unwrap_or(u32::MAX) });
                 }
             }
+            self.told_all();
         } else {
             let _ = writer.shutdown(std::net::Shutdown::Both);
         }
@@ -245,7 +255,7 @@ impl Hub {
 
     fn asked(&mut self, rank: u32, request: Request) {
         if self.places[rank as usize] != Place::Here {
-            return;
+            return self.refuse_gone(rank, &request);
         }
         let until = |millis: u64| Instant::now() + Duration::from_millis(millis.min(7 * 24 * 3_600_000));
         match request {
@@ -258,10 +268,16 @@ impl Hub {
             Request::Abort { group } => self.abort(rank, group),
             Request::Fail { ask, why } => {
                 self.places[rank as usize] = Place::Lost;
-                self.tell_all(&Reply::Failed { rank, why });
-                self.tell_all(&Reply::Lost { rank });
+                for other in (0..self.places.len()).filter_map(|other| u32::try_from(other).ok()) {
+                    if other != rank {
+                        self.tell(other, &Reply::Failed { rank, why: why.clone() });
+                        self.tell(other, &Reply::Lost { rank });
+                    }
+                }
+                self.failed.push((rank, why));
                 self.without(rank);
-                self.tell(rank, &Reply::Left { ask });
+                self.failing.push((rank, ask));
+                self.told_all();
                 self.all_left();
             }
             Request::Leave { ask } => {
@@ -271,6 +287,27 @@ impl Hub {
                 self.without(rank);
                 self.all_left();
             }
+        }
+    }
+
+    /// A rank that has left or failed asks for something more: nothing is done for it, and it does not wait.
+    fn refuse_gone(&mut self, rank: u32, request: &Request) {
+        match *request {
+            Request::Join { ask, .. } | Request::Gather { ask, .. } => {
+                self.tell(rank, &Reply::Gone { ask, rank });
+            }
+            Request::Fail { ask, .. } | Request::Leave { ask } => self.tell(rank, &Reply::Left { ask }),
+            Request::Abort { .. } => {}
+        }
+    }
+
+    /// Answers ranks that fail. Rank 0, with whose process the hub ends, once all who still come were told why.
+    fn told_all(&mut self) {
+        let all_came = !self.places.contains(&Place::Expected);
+        let told: Vec<(u32, u64)> = self.failing.extract_if(.., |(rank, _)| *rank != 0 || all_came).collect();
+        for (rank, ask) in told {
+            self.tell(rank, &Reply::Left { ask });
+            self.tell(rank, &Reply::Lost { rank });
         }
     }
 

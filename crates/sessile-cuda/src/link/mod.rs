@@ -182,7 +182,8 @@ impl Link {
         self.state.lock().left.iter().copied().find(|rank| ranks.contains(rank))
     }
 
-    /// Tells the others why this rank can't go on; none of them waits for it any more.
+    /// Tells the others why this rank can't go on; none of them waits for it any more. Rank 0, whose process is asked, stays
+    /// a few seconds for those who have not come yet.
     pub(crate) fn fail(&self, why: &str) {
         let why = why.chars().take(MOST_WORDS).collect();
         let _ = self.ask(Duration::from_secs(2), |ask| Request::Fail { ask, why });

@@ -1,6 +1,7 @@
 //! Ranks on threads, over the loopback.
 
 use std::net::TcpListener;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 
@@ -150,6 +151,73 @@ fn a_rank_that_fails_says_why_and_nobody_waits_for_it() {
             link.leave(LONG);
         });
     }
+}
+
+#[test]
+fn a_rank_that_comes_after_another_has_failed_is_told_why() {
+    for fails in 0..2 {
+        let failed = AtomicBool::new(false);
+        let came = AtomicBool::new(false);
+        let port = TcpListener::bind("127.0.0.1:0").expect("binds").local_addr().expect("address").port();
+        let connect = |rank| {
+            let job = Job {
+                rank,
+                world: 3,
+                local_rank: rank,
+                address: "127.0.0.1".to_owned(),
+                port,
+                secret: b"a secret of tests".to_vec(),
+            };
+            Link::connect(&job, LONG).expect("connects")
+        };
+        std::thread::scope(|scope| {
+            for rank in 0..2 {
+                let (connect, came, failed) = (&connect, &came, &failed);
+                scope.spawn(move || {
+                    let link = connect(rank);
+                    if rank != fails {
+                        assert!(
+                            matches!(link.join("all", &[0, 1, 2], LONG), Answer::Gone(gone) if gone == fails)
+                        );
+                        return link.leave(LONG);
+                    }
+                    failed.store(true, Ordering::SeqCst);
+                    link.fail("no memory");
+                    assert!(
+                        rank != 0 || came.load(Ordering::SeqCst),
+                        "the hub has gone before the last rank"
+                    );
+                });
+            }
+            while !failed.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::thread::sleep(Duration::from_millis(300));
+            came.store(true, Ordering::SeqCst);
+            let late = connect(2);
+            assert!(matches!(late.join("all", &[0, 1, 2], LONG), Answer::Gone(gone) if gone == fails));
+            let error = late.gone(fails, || "a join".to_owned());
+            assert!(matches!(&error, DeviceError::PeerFailed { why, .. } if why == "no memory"), "{error}");
+            late.leave(LONG);
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_has_failed_waits_for_nothing_more() {
+    run(2, |rank, link| {
+        let group = join(&link, "all", &[0, 1]);
+        if rank == 0 {
+            return link.leave(LONG);
+        }
+        let begin = Instant::now();
+        link.fail("no memory");
+        assert!(matches!(link.gather(group, &[], LONG), Answer::Gone(1)));
+        assert!(matches!(link.join("later", &[0, 1], LONG), Answer::Gone(1)));
+        link.fail("again");
+        link.leave(LONG);
+        assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+    });
 }
 
 #[test]
