@@ -213,6 +213,10 @@ def main():
         return not args.only or any(name.startswith(only) for only in args.only)
 
     tools = {f"sanitizer-{tool}{rest}": (tool, rest) for tool in TOOLS for rest in ["", "-oneshot"]}
+    names = [run[0] for run in (*runs(), *faults())] + ["tests", *tools]
+    for only in args.only:
+        if not any(name.startswith(only) for name in names):
+            parser.error(f"--only {only}: no run's name begins so; --list prints them")
     if args.list:
         for name, command, limit, ranks in runs():
             if wanted(name):
@@ -225,6 +229,14 @@ def main():
         return 0
     if not (args.program and args.commit and args.out):
         parser.error("--program, --commit and --out are needed")
+    for option, path in [("--program", args.program), ("--tests", args.tests)]:
+        if path and not (path.is_file() and os.access(path, os.X_OK)):
+            parser.error(f"{option} {path}: not a program; build it first, with --release")
+    if args.out.exists() and not args.out.is_dir():
+        parser.error(f"--out {args.out}: not a folder")
+    tests = [test for test in listed(args.tests) if args.test in test] if args.tests else []
+    if args.tests and not tests:
+        parser.error(f"--test {args.test}: no test of {args.tests} has this in its name")
     # NVLink multicast stays off unless somebody wants it: not every machine survives it.
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     args.out.mkdir(parents=True, exist_ok=True)
@@ -235,7 +247,6 @@ def main():
     for name, what, limit, ranks, play in faults():
         if wanted(name) and recorder.gpus(name, ranks):
             recorder.fault(name, what, limit, play)
-    tests = [test for test in listed(args.tests) if args.test in test] if args.tests else []
     if args.tests and wanted("tests"):
         command = "each test of `cargo test --release -p sessile-cuda --test gpu` in a process of its own, 90 s each, CUDA_DEVICE_MAX_CONNECTIONS=32"
         recorder.tests("tests", command, tests, 90)

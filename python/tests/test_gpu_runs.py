@@ -123,6 +123,20 @@ def test_gpu_tests_run_one_by_one_alone_and_under_each_tool(out, monkeypatch):
     assert len(records) == 9
 
 
+@pytest.mark.parametrize(("more", "said"), [
+    (["--only", "doctor", "trian"], "--only trian: no run's name begins so"),
+    (["--program", "/missing/sessile"], "--program /missing/sessile: not a program"),
+    (["--tests", "/missing/gpu"], "--tests /missing/gpu: not a program"),
+    (["--test", "of_nothing"], "--test of_nothing: no test of "),
+    (["--out", __file__], "not a folder"),
+])
+def test_arguments_that_name_nothing_are_refused_and_leave_nothing(out, monkeypatch, capsys, more, said):
+    with pytest.raises(SystemExit) as end:
+        main(monkeypatch, out, *more)
+    assert end.value.code == 2 and said in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_the_tests_for_the_sanitizer_exist():
     for name in record.SANITIZED:
         _, module, test = name.split("::")
