@@ -34,6 +34,9 @@ pub enum LogError {
         /// What this build reads.
         supported: u32,
     },
+    /// Nothing was recorded, so nothing can be found.
+    #[error("`ranks` is empty: a log of no rank proves nothing; keep at least one rank's")]
+    NoRanks,
     /// The ranks do not follow one another.
     #[error("ranks[{at}].rank is {found}, but ranks must rise strictly (the one before is {previous})")]
     RankOrder {

@@ -38,6 +38,9 @@ pub fn read_log(bytes: &[u8]) -> Result<Log, LogError> {
         return Err(LogError::Version { found: header.version, supported: LOG_VERSION });
     }
     let log: Log = parse(bytes)?;
+    if log.ranks.is_empty() {
+        return Err(LogError::NoRanks);
+    }
     log.validate()?;
     Ok(log)
 }

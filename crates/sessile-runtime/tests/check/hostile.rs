@@ -65,6 +65,7 @@ fn another_file_or_version_is_named() {
         read_log(br#"{"schema":"sessile.log","version":99,"ranks":"new"}"#),
         Err(LogError::Version { found: 99, supported: 1 })
     );
+    assert_eq!(read_log(br#"{"schema":"sessile.log","version":1,"ranks":[]}"#), Err(LogError::NoRanks));
     for bad in ["", "{}", "[]", "null", "\u{0}", r#"{"schema":"sessile.log","version":-1,"ranks":[]}"#] {
         assert!(matches!(read_log(bad.as_bytes()), Err(LogError::Json { .. })), "{bad}");
     }
