@@ -40,7 +40,7 @@ pub(crate) struct ReduceScatterArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
     /// Run nothing: tell what figures of two H200s lead to expect of a group of this size, without a GPU
-    #[arg(long, conflicts_with_all = ["json", "svg"])]
+    #[arg(long, conflicts_with_all = ["json", "svg", "rounds", "python", "no_torch"])]
     pub(crate) expected: bool,
     /// Measure NCCL's symmetric kernel alone and write the rows to stdout, as a part of another run
     #[arg(long, hide = true)]

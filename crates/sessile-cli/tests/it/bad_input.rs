@@ -261,7 +261,10 @@ fn a_bench_without_gpus_says_what_it_needs() {
     refused(&sandbox.run("bench reduce-scatter --gtp 1"), &["--gtp 1", "at least 2"]);
     let three = "bench reduce-scatter --ranks 6 --gtp 3 --sizes 196608,65536";
     refused(&sandbox.run(three), &["--sizes 65536", "3 ranks", "196608"]);
-    refused(&sandbox.run("bench reduce-scatter --expected --json b.json"), &["--expected", "--json"]);
+    for option in ["--json b.json", "--svg b.svg", "--rounds 3", "--python python3", "--no-torch"] {
+        let name = option.split(' ').next().unwrap_or(option);
+        refused(&sandbox.run(&format!("bench reduce-scatter --expected {option}")), &["--expected", name]);
+    }
     for (line, gpus) in [("", "2 GPUs"), (" --ranks 8 --gtp 4", "8 GPUs")] {
         refused(&sandbox.run(&format!("bench reduce-scatter --json b.json{line}")), &[gpus, "--ranks"]);
     }
