@@ -86,18 +86,40 @@ pub(crate) struct Parts {
     pub(crate) link: Link,
 }
 
+/// What a core makes on its GPU.
+struct Made {
+    modules: Modules,
+    products: Products,
+    fault: HostWords,
+    spans: Option<Spans>,
+    pool: Arc<Pool>,
+}
+
+impl Made {
+    fn new(context: &Arc<Context>, options: &DeviceOptions) -> Result<Self, DeviceError> {
+        let pool = Pool::new(context)?;
+        Ok(Made {
+            modules: Modules::load(context)?,
+            products: Products::new(context)?,
+            fault: HostWords::new(context, 2)?,
+            spans: if options.spans { Some(Spans::new(&pool)?) } else { None },
+            pool,
+        })
+    }
+}
+
 impl Core {
     pub(crate) fn new(parts: Parts) -> Result<Arc<Self>, DeviceError> {
         let Parts { rank, world, options, context, link } = parts;
-        let pool = Pool::new(&context)?;
+        let made = Made::new(&context, &options).inspect_err(|error| link.fail(&error.to_string()))?;
         let core = Arc::new(Core {
             rank,
             world,
-            modules: Modules::load(&context)?,
-            products: Products::new(&context)?,
-            fault: HostWords::new(&context, 2)?,
-            spans: if options.spans { Some(Spans::new(&pool)?) } else { None },
-            pool,
+            modules: made.modules,
+            products: made.products,
+            fault: made.fault,
+            spans: made.spans,
+            pool: made.pool,
             link,
             graveyard: Graveyard::default(),
             state: Mutex::new(State::default()),

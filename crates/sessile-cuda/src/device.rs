@@ -65,18 +65,34 @@ pub struct CudaDevice {
     handle: Arc<Handle>,
 }
 
+/// How long a rank that has no GPU looks for rank 0, to say so.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+fn open_gpu(job: &Job, options: &DeviceOptions) -> Result<Arc<Context>, DeviceError> {
+    let visible = u32::try_from(crate::gpu::gpus()?.len()).unwrap_or(u32::MAX);
+    if visible == 0 {
+        return Err(DeviceError::NoGpu { ordinal: 0 });
+    }
+    Context::open(options.ordinal.unwrap_or(job.local_rank % visible))
+}
+
 impl CudaDevice {
-    /// Opens this rank's GPU and meets the other ranks.
+    /// Opens this rank's GPU and meets the other ranks, who are told if it can't be opened.
     ///
     /// # Errors
     /// [`DeviceError::LibraryMissing`], [`DeviceError::TooOld`], [`DeviceError::NoGpu`],
     /// [`DeviceError::Rendezvous`], [`DeviceError::Driver`].
     pub fn open(job: &Job, options: DeviceOptions) -> Result<Self, DeviceError> {
-        let visible = u32::try_from(crate::gpu::gpus()?.len()).unwrap_or(u32::MAX);
-        if visible == 0 {
-            return Err(DeviceError::NoGpu { ordinal: 0 });
-        }
-        let context = Context::open(options.ordinal.unwrap_or(job.local_rank % visible))?;
+        let context = match open_gpu(job, &options) {
+            Ok(context) => context,
+            Err(error) => {
+                // The others need not wait for this rank; nor it for long for one that is not there.
+                if let Ok(link) = Link::connect(job, options.deadline.min(FAREWELL)) {
+                    link.fail(&error.to_string());
+                }
+                return Err(error);
+            }
+        };
         let link = Link::connect(job, options.deadline)?;
         let core = Core::new(Parts { rank: job.rank, world: job.world, options, context, link })?;
         Ok(CudaDevice { handle: Arc::new(Handle { core }) })

@@ -4,6 +4,7 @@ use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
+use crate::device::{CudaDevice, DeviceOptions};
 
 /// Runs a program on every rank of a job of its own.
 fn run<T: Send>(world: u32, program: impl Fn(u32, Link) -> T + Sync) -> Vec<T> {
@@ -200,6 +201,36 @@ fn a_rank_that_comes_after_another_has_failed_is_told_why() {
             assert!(matches!(&error, DeviceError::PeerFailed { why, .. } if why == "no memory"), "{error}");
             late.leave(LONG);
         });
+    }
+}
+
+#[test]
+fn a_rank_without_its_gpu_says_so_to_the_others() {
+    for lacks in 0..2 {
+        let port = TcpListener::bind("127.0.0.1:0").expect("binds").local_addr().expect("address").port();
+        let job = |rank| Job {
+            rank,
+            world: 2,
+            local_rank: rank,
+            address: "127.0.0.1".to_owned(),
+            port,
+            secret: b"a secret of tests".to_vec(),
+        };
+        let begin = Instant::now();
+        std::thread::scope(|scope| {
+            let without = scope.spawn(|| {
+                // No machine has so many.
+                let options = DeviceOptions { ordinal: Some(1 << 20), ..DeviceOptions::default() };
+                CudaDevice::open(&job(lacks), options).expect_err("no GPU").to_string()
+            });
+            let link = Link::connect(&job(1 - lacks), LONG).expect("connects");
+            assert!(matches!(link.join("both", &[0, 1], LONG), Answer::Gone(gone) if gone == lacks));
+            let said = link.gone(lacks, || "a join".to_owned());
+            let why = without.join().expect("no panic");
+            assert!(matches!(&said, DeviceError::PeerFailed { why: told, .. } if *told == why), "{said}");
+            link.leave(LONG);
+        });
+        assert!(begin.elapsed() < LONG / 2);
     }
 }
 

@@ -153,7 +153,8 @@ pub(super) fn ranks<T: Send>(
             secret: secret.clone(),
         };
         let options = DeviceOptions { deadline: Duration::from_secs(60), ..DeviceOptions::default() };
-        program(&CudaDevice::open(&job, options)?)
+        let device = CudaDevice::open(&job, options)?;
+        program(&device).inspect_err(|error| device.fail(&error.to_string()))
     };
     let run = &run;
     std::thread::scope(|scope| {
