@@ -224,6 +224,11 @@ impl Order {
             |&at: &usize| matches!(self.marks[at], Mark::Wait(_) | Mark::Record(_) | Mark::Complete);
         let mut captured: Vec<usize> = (0..count).filter(is_node).collect();
         captured.sort_by_key(|&at| self.made[at]);
+        // A completion counts from where its stream stood, perhaps before what was captured earlier.
+        let all = captured.clone();
+        captured.retain(|&at| {
+            !all.iter().any(|&other| self.made[other] < self.made[at] && self.before[other].has(at))
+        });
         let mut left: Vec<usize> = latest.iter().map(Vec::len).collect();
         let mut next: Vec<Vec<usize>> = vec![Vec::new(); count];
         let kept = captured.windows(2).map(|pair| (pair[0], pair[1]));
@@ -421,6 +426,20 @@ mod tests {
         let marked = vec![(acquire(1), vec![2]), (release(0), vec![0])];
         let order = Order::captured(&nodes, &marked).unwrap();
         assert_eq!(pairs(&order), BTreeSet::from([(release(0).text(), acquire(1).text())]));
+    }
+
+    #[test]
+    fn a_completion_on_a_stream_that_stood_early_is_a_node_before_the_waits_of_others() {
+        let nodes = graph(&[&[], &[0], &[1]]);
+        let marked = [
+            (Mark::Wait(0), vec![1]),
+            (acquire(0), vec![1]),
+            (Mark::Complete, vec![0]),
+            (Mark::Record(1), vec![2]),
+        ];
+        let order = Order::captured(&nodes, &marked).unwrap();
+        let found: Vec<Mark> = order.nodes().into_iter().map(|(mark, _)| mark).collect();
+        assert_eq!(found, [Mark::Complete, Mark::Wait(0), acquire(0), Mark::Record(1)]);
     }
 
     #[test]
