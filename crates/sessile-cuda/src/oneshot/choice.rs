@@ -20,8 +20,10 @@ use super::{OneShotOptions, Row};
 pub(super) const PUSH_MOST: u64 = 768 << 10;
 /// Blocks with which bulk copies keep the links busy, a multiprocessor each (docs/DESIGN.md).
 pub(super) const BULK_BLOCKS: u32 = 32;
-/// Multiprocessors that are counted on.
-pub(super) const MULTIPROCESSORS: u32 = 128;
+/// Multiprocessors that are used at most.
+const MULTIPROCESSORS: u32 = 128;
+/// Multiprocessors that are counted on where ranks, whose GPUs may differ, must decide alike.
+const FEWEST: u32 = 64;
 /// Packets of a tile, as in the kernels' source; threads of a block that sums after copies.
 const TILE: u64 = 128;
 pub(super) const SUM_THREADS: u32 = 512;
@@ -100,6 +102,8 @@ pub(super) struct Limits {
     pub(super) mailbox: u64,
     /// Ranks on one GPU.
     pub(super) share: u32,
+    /// What this rank's GPU has.
+    pub(super) multiprocessors: u32,
 }
 
 /// How a round runs.
@@ -147,7 +151,8 @@ pub(super) fn choose(round: &Round, limits: &Limits, options: &OneShotOptions) -
     };
     // A block that waits for peers must not keep theirs from running: all of a GPU's fit on it at once.
     let budget = if budget == 0 { 16 } else { budget };
-    let most = (budget.min(MULTIPROCESSORS) / limits.share.max(1)).max(1);
+    let there = MULTIPROCESSORS.min(limits.multiprocessors);
+    let most = (budget.min(there) / limits.share.max(1)).max(1);
     let each = match (way, specialized(size)) {
         (Way::Push, 2 | 4) => 3,
         (Way::Push, 8) => 2,
@@ -174,6 +179,12 @@ pub(super) fn choose(round: &Round, limits: &Limits, options: &OneShotOptions) -
         shared: narrow(stages * stage),
         stages: narrow(stages),
     }
+}
+
+/// Rows of a launch, the same on all ranks: each takes a block at least, and the launches of ranks that share a GPU must
+/// fit on it side by side.
+pub(super) fn rows_at_once(share: u32) -> usize {
+    super::MOST_TRANSFERS.min((FEWEST / share.max(1)) as usize).max(1)
 }
 
 /// Gives each row blocks by its weight, at least one each: the first one and how many. There may be more than `blocks` in
@@ -237,7 +248,8 @@ pub(super) fn sum(dtype: DType, size: u32) -> &'static str {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { bulk: true, copies: true, mailbox: super::super::BOX, share: 1 };
+    const LIMITS: Limits =
+        Limits { bulk: true, copies: true, mailbox: super::super::BOX, share: 1, multiprocessors: 132 };
 
     fn round(size: u32, elements: u64, off: u64) -> Round {
         let from = (0..u64::from(size)).map(|rank| ((rank + 1) << 40) + off).collect();
@@ -298,6 +310,22 @@ mod tests {
         };
         assert_eq!([16, 256, 1000].map(|n| blocks(Way::Pull, n)), [16, 256, 256]);
         assert_eq!([8, 128, 1000].map(|n| blocks(Way::Bulk, n)), [8, 128, 128]);
+    }
+
+    #[test]
+    fn ranks_that_share_a_gpu_take_no_more_blocks_than_it_has_multiprocessors() {
+        for multiprocessors in [66, 78, 114, 132] {
+            for share in [2, 3, 4, 8, 16] {
+                let limits = Limits { share, multiprocessors, ..LIMITS };
+                for way in [None, Some(Way::Push), Some(Way::Pull), Some(Way::Bulk), Some(Way::Copy)] {
+                    let options = OneShotOptions { way, ..OneShotOptions::default() };
+                    let choice = choose(&round(16, 1 << 25, 0), &limits, &options);
+                    let rows = spread(choice.blocks, &vec![1; rows_at_once(share)]);
+                    let blocks = rows.last().map_or(0, |(first, own)| first + own);
+                    assert!(blocks * share <= multiprocessors, "{share} of {multiprocessors}: {choice:?}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -261,10 +261,10 @@ pub(crate) unsafe fn enqueue(
         copies: scratch.is_some(),
         mailbox: BOX,
         share: signals.share,
+        multiprocessors: signals.context.gpu.multiprocessors,
     };
     let rows: Vec<&Row> = rows.iter().filter(|row| row.elements > 0).collect();
-    let most = MOST_TRANSFERS.min((choice::MULTIPROCESSORS / signals.share) as usize).max(1);
-    for part in rows.chunks(most) {
+    for part in rows.chunks(choice::rows_at_once(signals.share)) {
         let round = Round::new(dtype, member.size, part);
         let choice = choose(&round, &limits, &signals.options());
         let launch = Launch { modules, member, dtype, scaled };
