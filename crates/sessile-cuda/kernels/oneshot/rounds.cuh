@@ -259,7 +259,10 @@ template <int S>
 __device__ __forceinline__ void leave(const Turn& turn, const Batch<S>& batch) {
     u32 p = threadIdx.x, last = 0;
     if (p == 0) last = last_of_all(turn);
-    if (!__shfl_sync(~0u, last, 0) || p >= batch.size || p == batch.rank) return;
+    last = __shfl_sync(~0u, last, 0);
+    // A shuffle orders no memory: what the first lane knows of other blocks' reads, the lanes that tell must know.
+    __syncwarp();
+    if (!last || p >= batch.size || p == batch.rank) return;
     publish(&batch.pads[p]->read[batch.rank], turn.round);
     if (!batch.omit_exit) reaches<false>(&turn.pad->read[p], turn.round, turn.pad, batch, 2, p);
 }
