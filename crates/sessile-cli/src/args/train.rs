@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use sessile_model::{
-    Repeat, Wanted,
+    ReduceScatter, Repeat, Wanted,
     config::{GraphScope, Mode, ModuleKind, Overlap, ScheduleOrder, TrainConfig},
 };
 use sessile_plan::{DType, StepCut, Strategy};
@@ -173,6 +173,14 @@ pub(crate) struct Files {
 }
 
 impl TrainArgs {
+    /// Whether some group may get the one-shot reduce-scatter.
+    pub(crate) fn may_reduce_in_one_shot(&self) -> bool {
+        let model = &self.model;
+        let kinds = [Some(model.reduce_scatter), model.expert_reduce_scatter];
+        let may = |kind| matches!(kind, Wanted::Auto | Wanted::Exactly(ReduceScatter::OneShot));
+        kinds.into_iter().flatten().any(may)
+    }
+
     /// The configuration for a job of so many ranks unless options say otherwise, not yet checked.
     pub(crate) fn config(&self, ranks: u32) -> TrainConfig {
         let TrainArgs { job, model, graphs, .. } = self;

@@ -21,6 +21,20 @@ pub(super) enum Part {
     Rank(Job),
 }
 
+/// Refuses a bound of one-shot reduce-scatters where there are none.
+///
+/// # Errors
+/// As said.
+pub(super) fn bounds_something(place: &Place, one_shot: bool) -> Result<(), Failure> {
+    if place.one_shot_sms.is_none() || one_shot {
+        return Ok(());
+    }
+    Err(Failure::Input(
+        "--one-shot-sms: --reduce-scatter names no one_shot, which it would bound; leave one of them out"
+            .to_owned(),
+    ))
+}
+
 impl Part {
     /// Finds the part from options and environment.
     ///

@@ -54,6 +54,9 @@ fn options_of_train() {
         ("--device tpu", &["--device", "tpu", "host, cuda"]),
         ("--launch 2", &["--launch", "--device cuda", "--ranks"]),
         ("--device cuda --schedule-seed 1", &["--schedule-seed", "--device host"]),
+        ("--one-shot-sms 8 --reduce-scatter one_shot", &["--one-shot-sms", "--device cuda"]),
+        ("--one-shot-sms few", &["few", "16, or all"]),
+        ("--device cuda --one-shot-sms 8 --reduce-scatter ring", &["--one-shot-sms", "no one_shot"]),
         ("--mode fast", &["--mode", "fast", "eager, graphs, both"]),
         ("--graph-scope all", &["--graph-scope", "all", "module, layer"]),
         ("--graph-modules head", &["--graph-modules", "head", "attention, mlp"]),
@@ -88,6 +91,7 @@ fn options_of_bench_graphs() {
         ("--rounds 0", &["--rounds", "0", "use 1 to"]),
         ("--reduce-scatter tree", &["--reduce-scatter", "tree", "ring, symmetric"]),
         ("--launch 2", &["--launch", "--device cuda"]),
+        ("--device cuda --one-shot-sms 8 --reduce-scatter ring", &["--one-shot-sms", "no one_shot"]),
         ("--json no/such/place.json", &["--json", "no/such/place.json"]),
     ];
     for (options, words) in cases {

@@ -73,6 +73,7 @@ struct Row {
 /// Measures and tells.
 pub(super) fn run(args: &GraphsArgs) -> Result<Verdict, Failure> {
     let sizes = sizes(args)?;
+    place::bounds_something(&args.place, args.reduce_scatter.contains(&ReduceScatter::OneShot))?;
     let part = Part::find(&args.place)?;
     let ranks = part.ranks(args.ranks, 2)?;
     if !(1..=64).contains(&ranks) {

@@ -14,7 +14,10 @@ use sessile_runtime::{
 };
 
 use self::examine::Examined;
-use super::{json, launch, place::Part};
+use super::{
+    json, launch,
+    place::{Part, bounds_something},
+};
 use crate::{
     args::{DeviceName, HOST_RANKS, TrainArgs},
     failure::{Failure, Verdict},
@@ -33,6 +36,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<Verdict, Failure> {
                 .to_owned(),
         ));
     }
+    bounds_something(&args.job.place, args.may_reduce_in_one_shot())?;
     let part = Part::find(&args.job.place)?;
     let config = args.config(part.ranks(args.job.ranks, HOST_RANKS)?);
     config.check().map_err(|error| Failure::Input(error.to_string()))?;
