@@ -112,13 +112,7 @@ impl CudaDevice {
         });
         let comm = comm.unwrap_or_else(|| {
             let what = format!("making the communicator of group `{}`", made.name);
-            Err(match core.link.lost(&made.ranks) {
-                Some(peer) => core.link.gone(peer, || what),
-                None => {
-                    let missing = made.ranks.iter().copied().find(|rank| *rank != core.rank).unwrap_or(0);
-                    DeviceError::PeerTimeout { rank: core.rank, missing, what, after: deadline }
-                }
-            })
+            Err(core.link.absent(&made.ranks, what, deadline))
         });
         let all = exchange(core, made.id, &made.name, &[u8::from(comm.is_ok())])?;
         let comm = comm?;
@@ -173,9 +167,8 @@ impl CudaDevice {
         let window = match registered {
             Some(result) => result?,
             None => {
-                let peer = core.link.lost(&comm.ranks).unwrap_or(0);
-                let what = || format!("registering `{}` with group `{}`", memory.label(), comm.name);
-                return Err(core.link.gone(peer, what));
+                let what = format!("registering `{}` with group `{}`", memory.label(), comm.name);
+                return Err(core.link.absent(&comm.ranks, what, core.options.deadline));
             }
         };
         let window = window.ok_or_else(|| DeviceError::Unreachable {

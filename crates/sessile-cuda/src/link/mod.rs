@@ -198,6 +198,17 @@ impl Link {
         }
     }
 
+    /// What a wait for `ranks` ended with that was given up: which of them has gone, or else one that has not come.
+    pub(crate) fn absent(&self, ranks: &[u32], what: String, after: Duration) -> DeviceError {
+        match self.lost(ranks) {
+            Some(peer) => self.gone(peer, || what),
+            None => {
+                let missing = ranks.iter().copied().find(|rank| *rank != self.rank).unwrap_or(0);
+                DeviceError::PeerTimeout { rank: self.rank, missing, what, after }
+            }
+        }
+    }
+
     /// Leaves in order: returns when all others have left too, or after `deadline`.
     pub(crate) fn leave(&self, deadline: Duration) {
         let _ = self.ask(deadline, |ask| Request::Leave { ask });

@@ -252,6 +252,27 @@ fn a_rank_that_has_failed_waits_for_nothing_more() {
 }
 
 #[test]
+fn who_is_late_with_no_word_is_not_told_to_have_gone() {
+    run(3, |rank, link| {
+        join(&link, "all", &[0, 1, 2]);
+        let error = link.absent(&[0, 1, 2], "registering `x`".to_owned(), LONG);
+        let DeviceError::PeerTimeout { rank: who, missing, what, .. } = &error else { panic!("{error}") };
+        assert_eq!((*who, *missing, what.as_str()), (rank, u32::from(rank == 0), "registering `x`"));
+        let group = join(&link, "again", &[0, 1, 2]);
+        assert!(matches!(link.gather(group, &[], LONG), Answer::Gathered(_)));
+        if rank == 2 {
+            return link.fail("no memory");
+        }
+        while link.lost(&[2]).is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let error = link.absent(&[0, 1, 2], "registering `x`".to_owned(), LONG);
+        assert!(matches!(error, DeviceError::PeerFailed { peer: 2, .. }), "{error}");
+        link.leave(LONG);
+    });
+}
+
+#[test]
 fn the_end_of_rank_0_is_noticed_by_all() {
     run(3, |rank, link| {
         let group = join(&link, "all", &[0, 1, 2]);
