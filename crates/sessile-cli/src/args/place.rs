@@ -36,8 +36,8 @@ pub(crate) enum Sms {
 }
 
 impl Sms {
-    /// What a launch may take unless told: reads nearly as fast as all do, and what runs beside it loses least
-    /// (docs/PERFORMANCE.md).
+    /// What a launch may take unless told: steps of graphs were as quick as with 32, and reading is within 8 % of the best
+    /// rate (docs/PERFORMANCE.md).
     pub(crate) const USUAL: Sms = Sms::Most(16);
 
     /// As the device has it.
