@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import sessile
-from sessile.torch import GraphStorage, ShardedParameter, shard_
+from sessile.torch import GraphStorage, ShardedParameter, make_graphed_callables, shard_
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -334,6 +334,34 @@ def test_the_first_launch_finds_out_whether_a_graph_draws_random_numbers():
     assert launch["plain"].direct and not launch["random"].direct
     assert float(x[0]) == 3 and not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
     assert launch["plain"].driver_calls == 1
+
+
+def test_gradients_of_replays_are_those_of_eager_execution_and_stay_as_they_were():
+    torch.manual_seed(2)
+    blocks = [nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.Tanh()).cuda() for _ in range(3)]
+    storage = GraphStorage()
+    sharded = shard_(nn.ModuleList(blocks), None, storage=storage)
+    whole = [p for b in blocks for p in b.parameters() if not isinstance(p, ShardedParameter)]
+    data = [torch.randn(16, 64, generator=torch.Generator().manual_seed(step)).cuda() for step in range(3)]
+
+    def step(calls, given):
+        for parameter in whole:
+            parameter.grad = None
+        x = y = given.clone().requires_grad_()
+        for call in calls:
+            y = call(y)
+        y.square().sum().backward()
+        return [x.grad, *(parameter.grad for parameter in whole)]
+
+    expected = [step(blocks, given) for given in data]
+    sharded.zero_grad()
+    sample = (torch.zeros(16, 64, device="cuda").requires_grad_(),)
+    calls = make_graphed_callables(blocks, [sample], storage, chain=True)
+    kept = [step(calls, given) for given in data]
+    sharded.join()
+    torch.cuda.synchronize()
+    for found, want in zip(kept, expected):
+        assert all(torch.equal(one, other) for one, other in zip(found, want))
 
 
 def test_a_graph_owns_the_memory_it_was_captured_with(parts):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..errors import MismatchError, PhaseError, ShardingError
+from .flat import FlatGradients
 from .shard import Sharded, ShardedParameter, Weight
 from .storage import GraphStorage
 
@@ -22,23 +23,26 @@ class _Runner:
     def __init__(self, name: str, module: nn.Module, arguments: Tensors) -> None:
         self.name, self.module, self.inputs = name, module, arguments
         self.parameters = tuple(p for p in module.parameters() if p.requires_grad)
-        self.weights = [p.sharded for p in self.parameters if isinstance(p, ShardedParameter)]
+        sharded = [p for p in self.parameters if isinstance(p, ShardedParameter)]
+        self.weights = [p.sharded for p in sharded]
+        #: Parameters whose gradients go through autograd; those of the sharded ones land in ``main_grad``.
+        self.whole = tuple(p for p in self.parameters if not isinstance(p, ShardedParameter))
+        #: Has autograd run the backward if nothing else that is given to it requires a gradient.
+        self.anchor = tuple(sharded[:1])
         self.outputs: Tensors = ()
         self.single = True
         #: Whether its static inputs are the outputs of the runner before, so that nothing may be copied into them.
         self.chained = False
         self.differentiable: List[bool] = []
         self.grad_outputs: List[Optional[torch.Tensor]] = []
+        #: Gradients of the inputs, where the backward writes them, and those of the whole parameters.
         self.grad_inputs: List[Optional[torch.Tensor]] = []
+        self.grad_whole = FlatGradients()
         self.announces: List[Weight] = []
         self.forward: Callable[[], None] = lambda: None
         self.backward: Callable[[], None] = lambda: None
         #: Forwards so far, and whether the last one had its backward.
         self.passes, self.consumed = 0, True
-
-    def wanted(self) -> Tensors:
-        """What gradients are asked for."""
-        return tuple(t for t in self.inputs if t.requires_grad) + self.parameters
 
     def run_forward(self) -> None:
         """The module over its static inputs."""
@@ -50,7 +54,12 @@ class _Runner:
         """Gradients of the static outputs."""
         outputs = [o for o in self.outputs if o.requires_grad]
         given = [g for o, g in zip(self.outputs, self.grad_outputs) if o.requires_grad]
-        self.grad_inputs = list(torch.autograd.grad(outputs, self.wanted(), given, allow_unused=True))
+        inputs = [t for t in self.inputs if t.requires_grad]
+        # The sharded ones too: autograd runs only what leads to something that is asked for.
+        found = torch.autograd.grad(outputs, [*inputs, *self.parameters], given, allow_unused=True)
+        of_inputs, of_parameters = iter(found[: len(inputs)]), found[len(inputs) :]
+        self.grad_inputs = [next(of_inputs) if t.requires_grad else None for t in self.inputs]
+        self.grad_whole.keep([g for p, g in zip(self.parameters, of_parameters) if not isinstance(p, ShardedParameter)])
 
 
 def make_graphed_callables(
@@ -298,40 +307,38 @@ def _by_hand(runners: List[_Runner], owners: List[Sharded], storage: GraphStorag
         runner.forward, runner.backward = forward, backward
 
 
-def _fill(static: Optional[torch.Tensor], given: Optional[torch.Tensor]) -> None:
-    if static is None or static.data_ptr() == (0 if given is None else given.data_ptr()):
+def _take(runner: _Runner, static: torch.Tensor, given: torch.Tensor) -> None:
+    """An input that is not the static tensor itself: refused, or copied there."""
+    if static.shape != given.shape or static.dtype != given.dtype or static.device != given.device:
+        raise MismatchError(
+            f"`{runner.name}` was captured with {static.dtype}{tuple(static.shape)} on {static.device} and is called "
+            f"with {given.dtype}{tuple(given.shape)} on {given.device}: call it as it was captured, or capture again",
+            runner=runner.name,
+            index=0,
+            expected=f"{static.dtype}{tuple(static.shape)}",
+            found=f"{given.dtype}{tuple(given.shape)}",
+        )
+    if static.data_ptr() == given.data_ptr() and static.stride() == given.stride():
         return
+    if runner.chained:
+        raise MismatchError(
+            f"`{runner.name}` was captured in a chain and is called with something else than what the callable before "
+            "it returned: call them one after the other, or capture without chain=True",
+            runner=runner.name,
+            index=0,
+            expected="the output of the callable before",
+            found="another tensor",
+        )
     with torch.no_grad():
-        if given is None:
-            static.zero_()
-        else:
-            static.copy_(given)
+        static.copy_(given)
 
 
 class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, runner: _Runner, *inputs: torch.Tensor) -> Any:
-        count = len(runner.inputs)
-        for static, given in zip(runner.inputs, inputs[:count]):
-            if static.shape != given.shape or static.dtype != given.dtype or static.device != given.device:
-                raise MismatchError(
-                    f"`{runner.name}` was captured with {static.dtype}{tuple(static.shape)} on {static.device} and is called "
-                    f"with {given.dtype}{tuple(given.shape)} on {given.device}: call it as it was captured, or capture again",
-                    runner=runner.name,
-                    index=0,
-                    expected=f"{static.dtype}{tuple(static.shape)}",
-                    found=f"{given.dtype}{tuple(given.shape)}",
-                )
-            if runner.chained and static.data_ptr() != given.data_ptr():
-                raise MismatchError(
-                    f"`{runner.name}` was captured in a chain and is called with something else than what the callable before "
-                    "it returned: call them one after the other, or capture without chain=True",
-                    runner=runner.name,
-                    index=0,
-                    expected="the output of the callable before",
-                    found="another tensor",
-                )
-            _fill(static, given)
+        for static, given in zip(runner.inputs, inputs):
+            if not static.is_set_to(given) or static.dtype != given.dtype:
+                _take(runner, static, given)
         runner.forward()
         runner.passes += 1
         runner.consumed = False
@@ -339,7 +346,8 @@ class _Replay(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         outputs = tuple(o.detach() for o in runner.outputs)
         able = runner.differentiable or [o.requires_grad for o in runner.outputs]
-        ctx.mark_non_differentiable(*(d for d, yes in zip(outputs, able) if not yes))
+        if not all(able):
+            ctx.mark_non_differentiable(*(d for d, yes in zip(outputs, able) if not yes))
         return outputs[0] if runner.single else outputs
 
     @staticmethod
@@ -354,21 +362,28 @@ class _Replay(torch.autograd.Function):
             )
         runner.consumed = True
         for static, given in zip(runner.grad_outputs, grads):
-            _fill(static, given)
+            if static is not None and (given is None or not static.is_set_to(given)):
+                _fill(static, given)
         runner.backward()
         for weight in runner.announces:
             weight.owner.owe(weight)
-        found = iter(runner.grad_inputs)
-        result: List[Optional[torch.Tensor]] = [None]
-        for static in runner.inputs:
-            grad = next(found) if static.requires_grad else None
-            result.append(None if grad is None else grad.detach())
-        # Clones: autograd may keep what it is given as `.grad`, and the next replay writes these.
-        result += [None if grad is None else grad.detach().clone() for grad in found]
-        return tuple(result)
+        # The next replay writes the gradients again, and autograd may keep what it is given as `.grad`: copies of those of the
+        # parameters. Of an input's, which the runner holds too, autograd makes a copy itself where it keeps it.
+        return (None, *runner.grad_inputs, *runner.grad_whole.copies(), None)
+
+
+def _fill(static: torch.Tensor, given: Optional[torch.Tensor]) -> None:
+    """A gradient of an output, to where the backward reads it."""
+    with torch.no_grad():
+        if given is None:
+            static.zero_()
+        else:
+            static.copy_(given)
 
 
 def _callable(runner: _Runner) -> Callable[..., Any]:
+    whole, anchor = runner.whole, runner.anchor
+
     def call(*inputs: torch.Tensor) -> Any:
         """Replays the module."""
         if len(inputs) != len(runner.inputs):
@@ -379,6 +394,8 @@ def _callable(runner: _Runner) -> Callable[..., Any]:
                 expected=str(len(runner.inputs)),
                 found=str(len(inputs)),
             )
-        return _Replay.apply(runner, *inputs, *runner.parameters)
+        if anchor and not any(tensor.requires_grad for tensor in (*inputs, *whole)):
+            return _Replay.apply(runner, *inputs, *whole, *anchor)
+        return _Replay.apply(runner, *inputs, *whole)
 
     return call

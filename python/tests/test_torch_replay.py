@@ -1,0 +1,122 @@
+"""What autograd gets from a replay: gradients of whole parameters that are their owner's own, and nothing of sharded ones."""
+
+import pytest
+import torch
+from torch import nn
+
+from sessile.torch import make_graphed_callables, shard_
+
+
+class Mixed(nn.Module):
+    """A sharded weight between whole parameters of two dtypes, one of them transposed, and one that is not used."""
+
+    def __init__(self, width=6):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(width) + 0.5)
+        self.linear = nn.Linear(width, width, bias=True)
+        self.turned = nn.Parameter(torch.rand(width, 5).t())
+        self.short = nn.Parameter(torch.rand(3).to(torch.bfloat16))
+        self.unused = nn.Parameter(torch.rand(2))
+
+    def forward(self, x):
+        y = torch.tanh(self.linear(x * self.scale))
+        return y * self.turned.sum(0) + self.short.float().sum()
+
+    def used(self):
+        return [self.scale, self.linear.bias, self.turned, self.short]
+
+
+def made(storage, count=2):
+    torch.manual_seed(4)
+    modules = [Mixed() for _ in range(count)]
+    sharded = shard_(nn.ModuleList(modules), storage=storage)
+    return modules, sharded
+
+
+def given(step):
+    return torch.randn(3, 6, generator=torch.Generator().manual_seed(step))
+
+
+def run(calls, x):
+    for call in calls:
+        x = call(x)
+    x.square().sum().backward()
+
+
+def eager(modules, steps):
+    """`.grad` of every used parameter after each step, accumulated."""
+    found = []
+    for step in steps:
+        run(modules, given(step))
+        found.append([p.grad.clone() for m in modules for p in m.used()])
+    for module in modules:
+        module.zero_grad(set_to_none=True)
+    return found
+
+
+@pytest.fixture
+def graphed(storage):
+    modules, sharded = made(storage)
+    expected = eager(modules, range(3))
+    sharded.zero_grad()
+    calls = make_graphed_callables(modules, [(given(9).requires_grad_(),)], storage, chain=True)
+    return modules, sharded, calls, expected
+
+
+def test_gradients_accumulate_over_several_backwards(graphed):
+    modules, _, calls, expected = graphed
+    for step in range(3):
+        run(calls, given(step))
+        for parameter, want in zip([p for m in modules for p in m.used()], expected[step]):
+            assert torch.equal(parameter.grad, want)
+            assert (parameter.grad.shape, parameter.grad.dtype) == (want.shape, want.dtype)
+            assert parameter.grad.stride() == want.stride()
+    assert all(module.unused.grad is None for module in modules)
+
+
+def test_a_gradient_that_is_kept_is_not_written_by_the_next_replay(graphed):
+    modules, _, calls, expected = graphed
+    parameters = [p for m in modules for p in m.used()]
+    x = given(0).requires_grad_()
+    run(calls, x)
+    kept, of_input = [p.grad for p in parameters], x.grad
+    before = of_input.clone()
+    for parameter in parameters:
+        parameter.grad = None
+    run(calls, given(1).requires_grad_())
+    assert all(torch.equal(grad, want) for grad, want in zip(kept, expected[0]))
+    assert torch.equal(of_input, before)
+    assert all(not torch.equal(p.grad, grad) for p, grad in zip(parameters, kept))
+    # Nor does a change of one touch what the next replay gives, or another parameter's.
+    parameters[0].grad.fill_(7.0)
+    others = [p.grad.clone() for p in parameters[1:]]
+    for parameter in parameters:
+        parameter.grad = None
+    run(calls, given(1))
+    assert all(torch.equal(p.grad, other) for p, other in zip(parameters[1:], others))
+    assert not bool((parameters[0].grad == 7.0).any())
+
+
+def test_autograd_is_given_what_can_get_a_gradient_from_it(graphed):
+    modules, sharded, calls, _ = graphed
+    x = given(0).requires_grad_()
+    y = calls[0](x)
+    leaves = [node.variable for node, _ in y.grad_fn.next_functions if node is not None]
+    assert leaves[0] is x and {id(p) for p in leaves[1:]} == {id(p) for p in modules[0].parameters()} - {
+        id(sharded.weights[0].parameter)
+    }
+
+
+def test_a_backward_runs_for_sharded_weights_alone(storage):
+    torch.manual_seed(4)
+    modules = [nn.Sequential(nn.Linear(6, 6, bias=False), nn.Tanh()) for _ in range(2)]
+    sharded = shard_(nn.ModuleList(modules), storage=storage)
+    run(modules, given(0))
+    expected = [weight.main_grad.clone() for weight in sharded.weights]
+    sharded.zero_grad()
+    calls = make_graphed_callables(modules, [(given(9),)], storage, chain=True)
+    for times in (1.0, 2.0):
+        run(calls, given(0))
+        sharded.join()
+        assert all(torch.equal(w.main_grad, times * want) for w, want in zip(sharded.weights, expected))
+    assert all(weight.parameter.grad is None for weight in sharded.weights)
