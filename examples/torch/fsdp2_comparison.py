@@ -201,6 +201,7 @@ def main() -> None:
     parser.add_argument("--case", choices=[*CASES, "both"], help="a preset; without it the sizes given below")
     parser.add_argument("--kind", default="auto")
     parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--gather-bucket-mib", type=int, default=32, help="weights gathered by one call; 0: each alone")
     parser.add_argument("--eager", action="store_true", help="also sessile without graphs")
     parser.add_argument("--json", help="write figures to this file, after each case")
     Shape.arguments(parser)

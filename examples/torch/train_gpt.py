@@ -40,7 +40,12 @@ class Trainer:
         expert_group = dist.new_group(list(range(self.size)))
         self.storage = GraphStorage(device=device, depth=options.depth)
         self.sharded: Sharded = shard_(
-            self.model, dist.group.WORLD, expert_group=expert_group, storage=self.storage, kind=options.kind
+            self.model,
+            dist.group.WORLD,
+            expert_group=expert_group,
+            storage=self.storage,
+            kind=options.kind,
+            gather_bucket_bytes=options.gather_bucket_mib << 20,
         )
         self.whole = [p for p in self.model.parameters() if not isinstance(p, ShardedParameter)]
         self.weights = [w.parameter for w in self.sharded.weights]
@@ -202,6 +207,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--iteration", action="store_true", help="one graph for all of a step (CUDA)")
     parser.add_argument("--kind", default="auto", help="auto, one_shot, fp32_a2a or ring")
     parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--gather-bucket-mib", type=int, default=32, help="weights gathered by one call; 0: each alone")
     parser.add_argument("--no-overlap", action="store_true")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -418,3 +418,12 @@ def test_gradients_are_not_checked_in_a_capture():
         graph(torch.cuda.Stream(), sharded.check)
     assert caught.value.call == "check" and "remove the guard" in caught.value.remedy
     sharded.check()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device: NCCL wants one for each rank")
+def test_weights_gathered_in_buckets_give_the_bits_of_weights_gathered_alone():
+    program = os.path.join(os.path.dirname(__file__), "bucket_ranks.py")
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program]
+    done = subprocess.run([sys.executable, *launch], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(f"rank {rank} as expected" in done.stdout for rank in range(2))

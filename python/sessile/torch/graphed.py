@@ -138,7 +138,7 @@ def make_graphed_callables(
     finally:
         for owner in owners:
             owner.manual = owner.silent = False
-            owner.runner_weights = None
+            owner.gathers.runner_weights = None
         for weight, before in saved:
             weight.main_grad.copy_(before)
         if cuda:
@@ -191,11 +191,11 @@ def _eagerly(runner: _Runner) -> None:
 def _inside(runner: _Runner, owners: List[Sharded]) -> Iterator[None]:
     """While it lives, weights are gathered ahead inside this runner only."""
     for owner in owners:
-        owner.runner_weights = {id(weight) for weight in runner.weights}
+        owner.gathers.runner_weights = {id(weight) for weight in runner.weights}
     yield
     for owner in owners:
-        owner.end_of_pass("forward")
-        owner.end_of_pass("backward")
+        owner.gathers.end_of_pass("forward")
+        owner.gathers.end_of_pass("backward")
 
 
 def _backward(runner: _Runner, owners: List[Sharded], storage: GraphStorage, overlap: bool) -> None:
@@ -290,7 +290,7 @@ def _by_hand(runners: List[_Runner], owners: List[Sharded], storage: GraphStorag
                 run()
         finally:
             for owner in owners:
-                owner.manual, owner.runner_weights = False, None
+                owner.manual, owner.gathers.runner_weights = False, None
 
     for runner in runners:
 

@@ -12,7 +12,7 @@ bytes over gloo, and ``ring`` rounds an FP32 sum once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, List, Optional
+from typing import TYPE_CHECKING, List, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -39,14 +39,29 @@ def choose(kind: str, size: int, near: bool) -> str:
     return "fp32_a2a" if size > 2 else "ring"
 
 
-def gather(full: torch.Tensor, shard: torch.Tensor, weight: "Weight") -> None:
-    """Every rank's shard, in rank order, into ``full``."""
+def gather(full: Sequence[torch.Tensor], shards: Sequence[torch.Tensor], weight: "Weight") -> None:
+    """Every rank's shards, in rank order, each into its ``full``: of weights of one group and dtype, as ``weight`` is."""
     if weight.size == 1:
-        full.copy_(shard)
-    elif full.device.type == "cpu":
-        _gather_bytes(list(full.chunk(weight.size)), shard, weight.group)
+        for into, shard in zip(full, shards):
+            into.copy_(shard)
+    elif full[0].device.type == "cpu":
+        for into, shard in zip(full, shards):
+            _gather_bytes(list(into.chunk(weight.size)), shard, weight.group)
+    elif len(full) == 1:
+        dist.all_gather_into_tensor(full[0], shards[0], group=weight.group)
     else:
-        dist.all_gather_into_tensor(full, shard, group=weight.group)
+        gather_together(list(full), list(shards), weight.group)
+
+
+def gather_together(
+    full: List[torch.Tensor], shards: List[torch.Tensor], group: Optional["dist.ProcessGroup"]
+) -> None:
+    """All of them by one call, which NCCL may run as one kernel, on the current stream."""
+    options = dist.distributed_c10d.AllgatherOptions()
+    options.asyncOp = False
+    work = (group or dist.group.WORLD).allgather_into_tensor_coalesced(full, shards, options)
+    if work is not None:
+        work.wait()
 
 
 def exchange(scratch: torch.Tensor, send: torch.Tensor, weight: "Weight") -> None:

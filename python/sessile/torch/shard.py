@@ -11,6 +11,7 @@ from torch import nn
 
 from ..errors import ArgumentError, PhaseError, ShardingError
 from . import groups, kinds
+from .gathers import BUCKET_BYTES, Gathers
 from .storage import GraphStorage
 
 Ready = Callable[[nn.Parameter], None]
@@ -32,11 +33,11 @@ class ShardedParameter(nn.Parameter):
 
     def materialize_group_for_forward(self) -> List[torch.Tensor]:
         """The full weights of the group, for the forward products. Valid until the next group but one is asked for."""
-        return self.sharded.owner.lend(self.members, "forward")
+        return self.sharded.owner.gathers.lend(self.members, "forward")
 
     def materialize_group_for_backward(self, **_: Any) -> List[torch.Tensor]:
         """The full weights of the group, for the products of the backward."""
-        return self.sharded.owner.lend(self.members, "backward")
+        return self.sharded.owner.gathers.lend(self.members, "backward")
 
     def grad_buffer(self) -> torch.Tensor:
         """Where the product writes this weight's full gradient; `finalize_group_grads` takes it from there."""
@@ -100,6 +101,7 @@ class Weight:
             rows += 1
         self.rows, self.padded = rows, rows * self.size
         self.dtype = full.dtype
+        self.full_bytes = self.padded * self.columns * full.element_size()
         self.kind = kind
         self.scale = 1.0 / self.size
         self.main_grad = torch.zeros(rows, self.columns, dtype=torch.float32, device=full.device)
@@ -140,17 +142,12 @@ class _Pending:
 class Sharded:
     """All sharded weights of a module, their streams, and what is under way. Made by `shard_`."""
 
-    def __init__(self, storage: GraphStorage) -> None:
+    def __init__(self, storage: GraphStorage, bucket_bytes: int) -> None:
         self.storage = storage
+        self.gathers = Gathers(storage, bucket_bytes)
         self.weights: List[Weight] = []
         #: The kind of reduce-scatter of each group.
         self.kinds: Dict[str, str] = {}
-        #: Which weight follows which, in each direction, as the first pass had it.
-        self._next: Dict[Tuple[str, int], Weight] = {}
-        self._last: Dict[str, Optional[Weight]] = {"forward": None, "backward": None}
-        #: Weights gathered ahead: the bytes, when they are there, and of which version of the shard.
-        self._ahead: Dict[Tuple[str, int], Tuple[torch.Tensor, Optional["torch.cuda.Event"], int]] = {}
-        self._lent: List[List[torch.Tensor]] = []
         self._pending: List[_Pending] = []
         self._queued = False
         #: Whether somebody else drains: a runner that is captured, at its two stages. What it reduced is then noted here.
@@ -160,94 +157,7 @@ class Sharded:
         self.silent = False
         self._owed: List[Weight] = []
         cuda = storage.device.type == "cuda"
-        self._gathers = torch.cuda.Stream(storage.device) if cuda else None
         self._reduces = torch.cuda.Stream(storage.device, priority=-1) if cuda else None
-
-    # ------------------------------------------------------------------ gathers
-
-    def gather(self, weight: Weight, direction: str) -> torch.Tensor:
-        """The full padded weight, ready on the current stream; the next one of the chain is gathered beside."""
-        key = (direction, id(weight))
-        ahead = self._ahead.get(key)
-        if ahead is not None and ahead[2] != weight.parameter._version:
-            # The shard was changed since: by an optimizer, or a state that was loaded.
-            self._give_up(key)
-            ahead = None
-        if ahead is None:
-            self._start(weight, direction)
-        full, done, _ = self._ahead.pop(key)
-        if done is not None:
-            torch.cuda.current_stream().wait_event(done)
-        self._chain(weight, direction)
-        follower = self._next.get(key)
-        if follower is not None and self._prefetches(direction, follower):
-            self._start(follower, direction)
-        return full
-
-    def _prefetches(self, direction: str, follower: Weight) -> bool:
-        return (direction, id(follower)) not in self._ahead and self._in_runner(follower)
-
-    #: Weights of the runner under way; ``None`` outside runners, where every weight may be gathered ahead.
-    runner_weights: Optional[set] = None
-
-    def _in_runner(self, weight: Weight) -> bool:
-        return self.runner_weights is None or id(weight) in self.runner_weights
-
-    def _chain(self, weight: Weight, direction: str) -> None:
-        last = self._last[direction]
-        if last is not None and last is not weight:
-            self._next.setdefault((direction, id(last)), weight)
-        self._last[direction] = weight
-
-    def _start(self, weight: Weight, direction: str) -> None:
-        full = self.storage.empty(
-            (weight.padded, weight.columns),
-            weight.dtype,
-            role="gathered_weight",
-            group=weight.group_name,
-            weight=weight.name,
-            unsharded_shape=(weight.out, weight.columns),
-        )
-        done = None
-        if self._gathers is None:
-            kinds.gather(full, weight.parameter.detach(), weight)
-        else:
-            self._gathers.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._gathers):
-                kinds.gather(full, weight.parameter.detach(), weight)
-                done = torch.cuda.Event()
-                done.record()
-        self._ahead[(direction, id(weight))] = (full, done, weight.parameter._version)
-
-    def _give_up(self, key: Tuple[str, int]) -> None:
-        """A weight that was gathered ahead and is not needed."""
-        full, done, _ = self._ahead.pop(key)
-        if done is not None:
-            torch.cuda.current_stream().wait_event(done)
-        self.storage.release(full)
-
-    def lend(self, weights: Sequence[Weight], direction: str) -> List[torch.Tensor]:
-        """The full weights of a layer that never says when it has read them: kept until the second layer after."""
-        for weight in weights:
-            if (direction, id(weight)) not in self._ahead:
-                self._start(weight, direction)
-        full = [self.gather(weight, direction) for weight in weights]
-        self._lent.append(full)
-        if len(self._lent) > 2:
-            self._take_back()
-        return [view[: weight.out] for view, weight in zip(full, weights)]
-
-    def _take_back(self) -> None:
-        for view in self._lent.pop(0):
-            self.storage.release(view)
-
-    def end_of_pass(self, direction: str) -> None:
-        """Forgets where the chain stands, and gives up what was gathered ahead and is not needed."""
-        self._last[direction] = None
-        for key in [key for key in self._ahead if key[0] == direction]:
-            self._give_up(key)
-        while self._lent:
-            self._take_back()
 
     # ------------------------------------------------------------------ reductions
 
@@ -389,16 +299,14 @@ class Sharded:
     def forget(self) -> None:
         """Gives up all that is under way, as after an exception in the middle of it."""
         self._pending.clear()
-        self._ahead.clear()
-        self._lent.clear()
-        self._last = {"forward": None, "backward": None}
+        self.gathers.forget()
         self._queued = False
 
     def _end_of_backward(self) -> None:
         self._queued = False
         self.drain()
-        self.end_of_pass("backward")
-        self.end_of_pass("forward")
+        self.gathers.end_of_pass("backward")
+        self.gathers.end_of_pass("forward")
 
     def on_grad_ready(self, hook: Ready) -> None:
         """Calls ``hook(parameter)`` each time a gradient has landed in the parameter's ``main_grad``."""
@@ -416,7 +324,7 @@ class Sharded:
         full = torch.empty(
             weight.padded, weight.columns, dtype=weight.dtype, device=weight.parameter.device
         )
-        kinds.gather(full, weight.parameter.detach(), weight)
+        kinds.gather([full], [weight.parameter.detach()], weight)
         return full[: weight.out].clone()
 
 
@@ -424,7 +332,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, shard: ShardedParameter, bias: Optional[torch.Tensor]) -> torch.Tensor:
         weight = shard.sharded
-        full = weight.owner.gather(weight, "forward")
+        full = weight.owner.gathers.take(weight, "forward")
         y = F.linear(x, full[: weight.out], bias)
         weight.owner.storage.release(full)
         ctx.save_for_backward(x)
@@ -445,7 +353,7 @@ class _Linear(torch.autograd.Function):
         owner = weight.owner
         gx = None
         if ctx.needs_input_grad[0]:
-            full = owner.gather(weight, "backward")
+            full = owner.gathers.take(weight, "backward")
             gx = gy.matmul(full[: weight.out])
             owner.storage.release(full)
         if ctx.needs_input_grad[1]:
@@ -485,10 +393,21 @@ def shard_(
     expert_group: Optional["dist.ProcessGroup"] = None,
     is_expert: Callable[[str, nn.Module], bool] = lambda name, module: getattr(module, "is_expert", False),
     kind: str = "auto",
+    gather_bucket_bytes: int = BUCKET_BYTES,
 ) -> Sharded:
     """Replaces every ``nn.Linear`` of ``module`` by one whose weight is sharded over ``group``; those of experts (`is_expert`,
-    also for all below a module that is one) over ``expert_group``. Each rank must hold equal weights. Collective."""
-    sharded = Sharded(storage)
+    also for all below a module that is one) over ``expert_group``. Each rank must hold equal weights. Collective.
+
+    Weights that are used one after the other are gathered by one call as far as they have ``gather_bucket_bytes`` together, whole;
+    0 gathers each alone. The same on every rank."""
+    integer = isinstance(gather_bucket_bytes, int) and not isinstance(gather_bucket_bytes, bool)
+    if not integer or gather_bucket_bytes < 0:
+        raise ArgumentError(
+            f"gather_bucket_bytes is {gather_bucket_bytes!r}: give bytes, a whole number; 0 gathers each weight alone",
+            argument="gather_bucket_bytes",
+            value=str(gather_bucket_bytes),
+        )
+    sharded = Sharded(storage, gather_bucket_bytes)
     found = list(_linears(module, is_expert))
     _refuse(module, found, storage)
     names = {"gtp": group}

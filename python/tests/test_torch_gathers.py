@@ -1,0 +1,254 @@
+"""Weights gathered in buckets: which are gathered together, and that it changes no bit."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ranks
+import sessile
+from sessile.torch import GraphStorage, ShardedParameter, kinds, lead_, make_graphed_callables, shard_
+from sessile.torch.gathers import BUCKET_BYTES
+
+#: Bytes of each weight of `Layer`: 8 x 8, FP32.
+ONE = 256
+
+
+class Layer(nn.Module):
+    def __init__(self, inner=8):
+        super().__init__()
+        self.a = nn.Linear(8, 8, bias=False)
+        self.b = nn.Linear(8, inner, bias=False)
+        self.c = nn.Linear(inner, 8, bias=False)
+
+    def forward(self, x):
+        return x + self.c(torch.tanh(self.b(torch.sin(self.a(x)))))
+
+
+class Expert(Layer):
+    is_expert = True
+
+
+def layers(*kinds_):
+    torch.manual_seed(6)
+    return nn.Sequential(*(kind() for kind in kinds_))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Names of the weights that each call gathered."""
+    seen = []
+    real = kinds.gather
+
+    def gather(full, shards, weight):
+        by_address = {w.parameter.data_ptr(): w.name for w in weight.owner.weights}
+        seen.append([by_address[shard.data_ptr()].replace(".weight", "") for shard in shards])
+        real(full, shards, weight)
+
+    monkeypatch.setattr(kinds, "gather", gather)
+    return seen
+
+
+def step(net, x):
+    y = x
+    for layer in net:
+        y = layer(y)
+    y.square().sum().backward()
+
+
+def given(at=0, rank=0):
+    return torch.randn(3, 8, generator=torch.Generator().manual_seed(100 * at + rank)).requires_grad_()
+
+
+# ---------------------------------------------------------------------- which are gathered together
+
+
+@pytest.mark.parametrize(
+    "limit, forward",
+    [
+        (0, [["0.a"], ["0.b"], ["0.c"], ["1.a"], ["1.b"], ["1.c"]]),
+        (ONE, [["0.a"], ["0.b"], ["0.c"], ["1.a"], ["1.b"], ["1.c"]]),
+        (2 * ONE, [["0.a", "0.b"], ["0.c", "1.a"], ["1.b", "1.c"]]),
+        (4 * ONE, [["0.a", "0.b", "0.c", "1.a"], ["1.b", "1.c"]]),
+        (BUCKET_BYTES, [["0.a", "0.b", "0.c", "1.a", "1.b", "1.c"]]),
+    ],
+)
+def test_weights_that_follow_each_other_are_gathered_by_one_call_up_to_the_limit(storage, calls, limit, forward):
+    net = layers(Layer, Layer)
+    shard_(net, storage=storage, gather_bucket_bytes=limit)
+    step(net, given())
+    # The first pass learns the order.
+    assert calls == [[f"{at}.{name}"] for at in (0, 1) for name in "abc"] + [
+        [f"{at}.{name}"] for at in (1, 0) for name in "cba"
+    ]
+    calls.clear()
+    step(net, given())
+    names = [name for bucket in calls for name in bucket]
+    assert calls[: len(forward)] == forward
+    assert sorted(names) == sorted(2 * [f"{at}.{name}" for at in (0, 1) for name in "abc"])
+    backward = calls[len(forward) :]
+    assert [name for bucket in backward for name in bucket] == [f"{at}.{name}" for at in (1, 0) for name in "cba"]
+    assert all(len(bucket) * ONE <= max(limit, ONE) for bucket in calls)
+
+
+def test_the_next_bucket_is_gathered_when_the_first_of_one_is_used(storage, calls):
+    net = layers(Layer, Layer)
+    sharded = shard_(net, storage=storage, gather_bucket_bytes=2 * ONE)
+    step(net, given())
+    calls.clear()
+    by_name = {weight.name: weight for weight in sharded.weights}
+    for name, so_far in [("0.a", 2), ("0.b", 2), ("0.c", 3), ("1.a", 3), ("1.b", 3), ("1.c", 3)]:
+        full = sharded.gathers.take(by_name[f"{name}.weight"], "forward")
+        assert len(calls) == so_far, name
+        assert torch.equal(full, by_name[f"{name}.weight"].parameter)
+    sharded.gathers.end_of_pass("forward")
+
+
+def test_a_larger_weight_is_one_alone_and_another_group_begins_another_bucket(storage, calls):
+    net = layers(Layer, lambda: Layer(inner=40), Expert, Layer)
+    shard_(net, storage=storage, gather_bucket_bytes=3 * ONE)
+    step(net, given())
+    calls.clear()
+    with torch.no_grad():
+        net(given())
+    assert calls == [
+        ["0.a", "0.b", "0.c"],
+        ["1.a"],
+        ["1.b"],
+        ["1.c"],
+        ["2.a", "2.b", "2.c"],
+        ["3.a", "3.b", "3.c"],
+    ]
+
+
+def test_a_bucket_ends_with_its_runner(storage, calls):
+    net = layers(Layer, Layer)
+    shard_(net, storage=storage)
+    graphed = make_graphed_callables(list(net), [(given(),)], storage, chain=True)
+    calls.clear()
+    step(graphed, given())
+    assert calls == [[f"{at}.{name}" for name in order] for order, ats in (("abc", (0, 1)), ("cba", (1, 0))) for at in ats]
+
+
+def test_a_weight_used_again_is_gathered_again(storage, calls):
+    class Twice(Layer):
+        def forward(self, x):
+            return super().forward(x) + self.c(torch.cos(self.a(x)))
+
+    net = layers(Twice, Layer)
+    whole = layers(Twice, Layer)
+    sharded = shard_(net, storage=storage)
+    for _ in range(3):
+        x, y = given(), given()
+        step(net, x)
+        step(whole, y)
+        assert torch.equal(x.grad, y.grad)
+    assert not sharded.gathers._ahead
+    for weight in sharded.weights:
+        assert torch.allclose(weight.main_grad, whole.get_parameter(weight.name).grad, rtol=1e-5, atol=1e-6)
+
+
+def test_a_bucket_of_weights_that_changed_is_gathered_again_as_one(storage, calls):
+    net = layers(Layer, Layer)
+    sharded = shard_(net, storage=storage, gather_bucket_bytes=3 * ONE)
+    with torch.no_grad():
+        for _ in range(3):
+            net(given())
+        # The first bucket of the next evaluation is there already.
+        assert len(sharded.gathers._ahead) == 3
+        for weight in sharded.weights:
+            weight.parameter.mul_(2.0)
+        calls.clear()
+        after = net(given())
+        doubled = layers(Layer, Layer)
+        for parameter in doubled.parameters():
+            parameter.mul_(2.0)
+        assert torch.equal(after, doubled(given()))
+    assert calls[0] == ["0.a", "0.b", "0.c"]
+
+
+def test_what_an_exception_left_gathered_is_not_used(storage):
+    net = layers(Layer, Layer)
+    sharded = shard_(net, storage=storage)
+    step(net, given())
+    sharded.gathers.take(sharded.weights[0], "forward")
+    assert len(sharded.gathers._ahead) == 5
+    sharded.forget()
+    assert not sharded.gathers._ahead
+    sharded.zero_grad()
+    step(net, given())
+    assert not sharded.gathers._ahead and all(bool(weight.main_grad.any()) for weight in sharded.weights)
+
+
+def test_weights_that_are_lent_come_out_of_buckets(storage, calls):
+    net = nn.ModuleList([nn.Linear(4, 3, bias=False) for _ in range(6)])
+    full = [linear.weight.detach().clone() for linear in net]
+    sharded = shard_(net, storage=storage)
+    leaders = [net[at].weight for at in (0, 2, 4)]
+    for at, leader in zip((0, 2, 4), leaders):
+        lead_([net[at].weight, net[at + 1].weight])
+    for _ in range(3):
+        calls.clear()
+        lent = [leader.materialize_group_for_forward() for leader in leaders]
+        assert all(torch.equal(mine, full[2 * at + i]) for at, pair in enumerate(lent) for i, mine in enumerate(pair))
+        sharded.gathers.end_of_pass("forward")
+        assert not sharded.gathers._lent and not sharded.gathers._ahead
+    assert calls == [[str(at) for at in range(6)]]
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "32", None, True])
+def test_a_limit_that_is_no_number_of_bytes_is_refused_and_nothing_is_changed(storage, wrong):
+    net = layers(Layer)
+    with pytest.raises(sessile.ArgumentError, match="gather_bucket_bytes") as caught:
+        shard_(net, storage=storage, gather_bucket_bytes=wrong)
+    assert caught.value.argument == "gather_bucket_bytes" and caught.value.value == str(wrong)
+    assert not any(isinstance(parameter, ShardedParameter) for parameter in net.parameters())
+
+
+# ---------------------------------------------------------------------- bits
+
+
+def _bits(rank, limit):
+    """Outputs and gradients, eagerly and in graphs, and the plan's bytes."""
+    net = layers(Layer, lambda: Layer(inner=20), Layer)
+    storage = GraphStorage(device="cpu")
+    sharded = shard_(net, dist.group.WORLD, storage=storage, gather_bucket_bytes=limit)
+    found = []
+
+    def run(calls):
+        for at in range(3):
+            x = given(at, rank)
+            step(calls, x)
+            sharded.join()
+            found.append([x.grad.tolist(), *(weight.main_grad.tolist() for weight in sharded.weights)])
+        sharded.zero_grad()
+
+    run(net)
+    run(make_graphed_callables(list(net), [(given(9, rank),)], storage, chain=True))
+    return found, storage.plan.bytes, storage.plan.lower_bound_bytes
+
+
+def test_buckets_change_no_bit_and_the_plan_tells_what_they_take():
+    answers = {limit: ranks.run(_bits, 2, limit) for limit in (0, 3 * ONE, BUCKET_BYTES)}
+    for rank in range(2):
+        alone, *others = [answer[rank] for answer in answers.values()]
+        assert all(other[0] == alone[0] for other in others)
+        assert alone[0][:3] == alone[0][3:]
+        assert alone[1] <= others[-1][1]
+
+
+def _together(rank, size):
+    shards = [torch.full(shape, 10.0 * at + rank) for at, shape in enumerate([(2, 3), (1, 5), (4, 4)])]
+    full = [torch.empty(size * shard.shape[0], shard.shape[1]) for shard in shards]
+    kinds.gather_together(full, shards, None)
+    kinds.gather_together(full, shards, dist.group.WORLD)
+    return [one.tolist() for one in full]
+
+
+@pytest.mark.skipif(
+    not hasattr(dist.ProcessGroup, "allgather_into_tensor_coalesced"), reason="a torch whose gloo can't gather together"
+)
+def test_one_call_gathers_every_shard_in_rank_order():
+    for found in ranks.run(_together, 2, 2):
+        for at, (full, rows) in enumerate(zip(found, (2, 1, 4))):
+            assert [row[0] for row in full] == [10.0 * at + rank for rank in range(2) for _ in range(rows)]
