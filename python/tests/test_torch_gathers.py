@@ -237,6 +237,24 @@ def test_buckets_change_no_bit_and_the_plan_tells_what_they_take():
         assert alone[1] <= others[-1][1]
 
 
+def _planned(rank, apart, limit):
+    net = layers(Layer, Layer, Layer)
+    storage = GraphStorage(device="cpu")
+    if apart:
+        empty = storage.empty
+        storage.empty = lambda *given, **named: empty(*given, **{**named, "symmetric": named.get("symmetric") is True})
+    shard_(net, dist.group.WORLD, storage=storage, kind="one_shot", gather_bucket_bytes=limit)
+    make_graphed_callables(list(net), [(given(),)], storage, chain=True)
+    return storage.plan.bytes, len(storage.plan.arenas)
+
+
+@pytest.mark.parametrize("limit", [0, BUCKET_BYTES])
+def test_gathered_weights_share_bytes_with_gradients_that_other_ranks_read(limit):
+    [(apart, two), _] = ranks.run(_planned, 2, True, limit)
+    [(shared, one), _] = ranks.run(_planned, 2, False, limit)
+    assert shared < apart and (one, two) == (1, 2)
+
+
 def _together(rank, size):
     shards = [torch.full(shape, 10.0 * at + rank) for at, shape in enumerate([(2, 3), (1, 5), (4, 4)])]
     full = [torch.empty(size * shard.shape[0], shard.shape[1]) for shard in shards]

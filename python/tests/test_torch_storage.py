@@ -249,6 +249,8 @@ def test_requests_that_cannot_be_planned(storage):
     with pytest.raises(sessile.ArgumentError, match="symmetric"):
         with storage.discover("a"):
             storage.empty((4,), torch.float32, symmetric=True)
+    with pytest.raises(sessile.ArgumentError, match='use True, False or "planned"'):
+        storage.empty((4,), torch.float32, symmetric="later")
     with pytest.raises(sessile.GroupError, match="experts"):
         with storage.discover("a"):
             storage.empty((4,), torch.float32, group="experts")

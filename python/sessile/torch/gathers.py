@@ -150,6 +150,7 @@ class Gathers:
             group=weight.group_name,
             weight=weight.name,
             unsharded_shape=(weight.out, weight.columns),
+            symmetric="planned" if weight.symmetric else False,
         )
 
     def _give_up_stale(self, direction: str) -> None:

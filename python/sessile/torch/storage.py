@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Literal, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -291,7 +291,7 @@ class GraphStorage:
         group: Group = None,
         weight: str = "",
         unsharded_shape: Optional[Sequence[int]] = None,
-        symmetric: bool = False,
+        symmetric: Union[bool, Literal["planned"]] = False,
         expert: Optional[int] = None,
         accumulates_into: Optional[str] = None,
     ) -> torch.Tensor:
@@ -299,7 +299,7 @@ class GraphStorage:
 
         In a capture or replay it is the planned view of the runner's next request, which must equal the discovered one
         in everything given here. Elsewhere it is a tensor of its own. ``symmetric`` asks for memory that all ranks of the
-        group can read."""
+        group can read; ``"planned"`` needs none, but lies there in a plan, to share bytes with what does."""
         key = (shape, dtype, role, group, weight, unsharded_shape, symmetric, expert, accumulates_into)
         view = self._core.take(key, self._current(self._index))
         if view is not None:
@@ -308,6 +308,10 @@ class GraphStorage:
 
     def _request(self, key: Tuple[Any, ...]) -> torch.Tensor:
         shape, dtype, role, group, weight, unsharded, symmetric, expert, accumulates_into = key
+        if symmetric not in (False, True, "planned"):
+            raise ArgumentError(
+                f'symmetric is {symmetric!r}: use True, False or "planned"', argument="symmetric", value=str(symmetric)
+            )
         shape = tuple(shape)
         name = self._group_name(group)
         if self._core.scope == "idle":
@@ -327,7 +331,7 @@ class GraphStorage:
             list(shape),
             list(shape if unsharded is None else unsharded),
             name,
-            symmetric,
+            bool(symmetric),
             expert,
             accumulates_into,
             self._raw(),
@@ -338,9 +342,9 @@ class GraphStorage:
         return view
 
     def _eager(
-        self, shape: Tuple[int, ...], dtype: torch.dtype, group: Optional[str], symmetric: bool
+        self, shape: Tuple[int, ...], dtype: torch.dtype, group: Optional[str], symmetric: Union[bool, str]
     ) -> torch.Tensor:
-        if symmetric and group is not None and self._ordinal is not None:
+        if symmetric is True and group is not None and self._ordinal is not None:
             return self._pool.take(shape, dtype, group)
         return torch.empty(shape, dtype=dtype, device=self.device)
 
