@@ -56,6 +56,15 @@ def train(rank, limit, graphs):
             for weight in sharded.weights:
                 weight.parameter.add_(weight.main_grad, alpha=-1e-3)
         sharded.zero_grad()
+    with torch.no_grad():
+        # Launched twice, and its follower's weights changed since: the follower gathers its first bucket again.
+        x = torch.ones(32, WIDTH, device="cuda", dtype=torch.bfloat16)
+        calls[0](x)
+        y = calls[0](x)
+        sharded.weights[3].parameter.mul_(1.5)
+        for call in calls[1:]:
+            y = call(y)
+        found.append(y.clone())
     torch.cuda.synchronize()
     sharded.check()
     kinds.gather = real

@@ -121,13 +121,102 @@ def test_a_larger_weight_is_one_alone_and_another_group_begins_another_bucket(st
     ]
 
 
-def test_a_bucket_ends_with_its_runner(storage, calls):
-    net = layers(Layer, Layer)
-    shard_(net, storage=storage)
+class Noting(Layer):
+    """Says when it begins and ends."""
+
+    def forward(self, x):
+        self.seen.append("begin")
+        y = super().forward(x)
+        self.seen.append("end")
+        return y
+
+
+@pytest.mark.parametrize("limit", [0, 2 * ONE, BUCKET_BYTES])
+def test_a_graph_gathers_the_first_bucket_of_the_next_one(storage, calls, limit):
+    net = layers(Noting, Noting)
+    for layer in net:
+        layer.seen = calls
+    shard_(net, storage=storage, gather_bucket_bytes=limit)
     graphed = make_graphed_callables(list(net), [(given(),)], storage, chain=True)
     calls.clear()
-    step(graphed, given())
-    assert calls == [[f"{at}.{name}" for name in order] for order, ats in (("abc", (0, 1)), ("cba", (1, 0))) for at in ats]
+    for _ in range(2):
+        step(graphed, given())
+    forward = {
+        0: ["begin", ["0.a"], ["0.b"], ["0.c"], "end", "begin", ["1.a"], ["1.b"], ["1.c"], "end"],
+        2 * ONE: ["begin", ["0.a", "0.b"], ["0.c"], ["1.a", "1.b"], "end", "begin", ["1.c"], "end"],
+        BUCKET_BYTES: ["begin", ["0.a", "0.b", "0.c"], ["1.a", "1.b", "1.c"], "end", "begin", "end"],
+    }[limit]
+    backward = {
+        0: [["1.c"], ["1.b"], ["1.a"], ["0.c"], ["0.b"], ["0.a"]],
+        2 * ONE: [["1.c", "1.b"], ["1.a"], ["0.c", "0.b"], ["0.a"]],
+        BUCKET_BYTES: [["1.c", "1.b", "1.a"], ["0.c", "0.b", "0.a"]],
+    }[limit]
+    # Launches in turn gather nothing twice.
+    assert calls == 2 * (forward + backward)
+
+
+def apart(storage, limit=BUCKET_BYTES):
+    """Layers, and their graphs without a chain, whose inputs are copied."""
+    net = layers(Layer, Layer, Layer)
+    sharded = shard_(net, storage=storage, gather_bucket_bytes=limit)
+    graphed = make_graphed_callables(list(net), [(given(),)] * 3, storage)
+    return net, sharded, graphed
+
+
+@pytest.mark.parametrize("order", [[1], [0, 2], [0, 0, 1], [0, 1, 1, 2], [2, 1, 0], [0, 1, 2, 0, 1, 2]])
+def test_a_graph_that_is_launched_in_another_order_gathers_what_it_would_have_been_given(storage, order):
+    net, _, graphed = apart(storage)
+    x = given()
+    with torch.no_grad():
+        for at in order:
+            # What the arenas hold by now is of no use.
+            assert torch.equal(graphed[at](x), net[at](x))
+
+
+def test_a_weight_that_changes_between_two_graphs_is_gathered_again(storage, calls):
+    net, sharded, graphed = apart(storage)
+    x = given()
+    with torch.no_grad():
+        before = net[1](x)
+        graphed[0](x)
+        calls.clear()
+        net[1].b.weight.mul_(2.0)
+        after = graphed[1](x)
+        assert calls[0] == ["1.a", "1.b", "1.c"]
+        assert torch.equal(after, net[1](x)) and not torch.equal(after, before)
+
+
+def test_eager_execution_between_two_graphs_uses_no_planned_bytes(storage):
+    net, sharded, graphed = apart(storage)
+    x = given()
+    expected = [layer(x) for layer in net]
+    with torch.no_grad():
+        for at in range(3):
+            assert torch.equal(graphed[at](x), expected[at])
+            assert not sharded.gathers._ahead
+            assert all(torch.equal(layer(x), want) for layer, want in zip(net, expected))
+
+
+def test_a_graph_that_failed_is_launched_again_with_its_weights(storage):
+    class Fickle(Layer):
+        fails = False
+
+        def forward(self, x):
+            y = super().forward(x)
+            if Fickle.fails:
+                raise ZeroDivisionError
+            return y
+
+    net = layers(Layer, Fickle, Layer)
+    shard_(net, storage=storage)
+    graphed = make_graphed_callables(list(net), [(given(),)] * 3, storage)
+    x = given()
+    graphed[0](x)
+    Fickle.fails = True
+    with pytest.raises(ZeroDivisionError):
+        graphed[1](x)
+    Fickle.fails = False
+    assert all(torch.equal(call(x), layer(x)) for call, layer in zip(graphed[1:], net[1:]))
 
 
 def test_a_weight_used_again_is_gathered_again(storage, calls):

@@ -31,10 +31,37 @@ class _Ahead(NamedTuple):
     bucket: Sequence["Weight"]
 
 
+class Handover:
+    """The first bucket of a runner, which the runner before gathers for it. Where another one was launched since, or the shards
+    were changed, it is gathered again before the runner is launched."""
+
+    def __init__(self, storage: GraphStorage, entries: Sequence[_Ahead]) -> None:
+        self._storage, self._core, self.entries = storage, storage._core, list(entries)
+        self.owner = entries[0].weight.owner
+        self._parameters = [entry.weight.parameter for entry in entries]
+        #: What the giver left: its launch, and the versions of the shards.
+        self._given: Optional[Tuple[Tuple[int, int], List[int]]] = None
+
+    def given(self) -> None:
+        """The runner before was launched just now."""
+        self._given = self._now()
+
+    def renew(self) -> None:
+        """The runner is launched next: makes sure that its bucket is that of now."""
+        if self._given == self._now():
+            return
+        self._storage.join()
+        shards = [parameter.detach() for parameter in self._parameters]
+        kinds.gather([entry.full for entry in self.entries], shards, self.entries[0].weight)
+
+    def _now(self) -> Tuple[Tuple[int, int], List[int]]:
+        return self._core.counters, [parameter._version for parameter in self._parameters]
+
+
 class Gathers:
     """The chain of weights in each direction, and what of it is gathered ahead: while the weights of one bucket are used, the
-    next bucket is gathered. A bucket is what follows each other in the chain, of one group and dtype and inside the runner under
-    way, up to ``bucket_bytes``; a larger weight is one alone. It depends on order and shapes only, so all ranks form the same."""
+    next bucket is gathered. A bucket is what follows each other in the chain, of one group and dtype and inside one runner, up to
+    ``bucket_bytes``; a larger weight is one alone. It depends on order and shapes only, so all ranks form the same."""
 
     def __init__(self, storage: GraphStorage, bucket_bytes: int) -> None:
         self._storage, self._bucket_bytes = storage, bucket_bytes
@@ -43,8 +70,13 @@ class Gathers:
         self._last: Dict[str, Optional["Weight"]] = {"forward": None, "backward": None}
         self._ahead: Dict[Key, _Ahead] = {}
         self._lent: List[List[torch.Tensor]] = []
+        #: The first weight of the pass under way, or of the last one.
+        self.first: Dict[str, Optional["Weight"]] = {"forward": None, "backward": None}
         #: Weights of the runner under way; ``None`` outside runners, where every weight may be gathered ahead.
-        self.runner_weights: Optional[Set[int]] = None
+        self._inside: Optional[Set[int]] = None
+        #: The first weight of the runner after it and all of that runner's, until they are gathered for it.
+        self._following: Optional[Tuple["Weight", Set[int]]] = None
+        self._handed: Dict[Key, _Ahead] = {}
         self._stream = torch.cuda.Stream(storage.device) if storage.device.type == "cuda" else None
 
     def take(self, weight: "Weight", direction: str) -> torch.Tensor:
@@ -61,8 +93,12 @@ class Gathers:
             torch.cuda.current_stream().wait_event(ahead.done)
         self._chain(weight, direction)
         follower = self._after(weight, ahead.bucket, direction)
-        if follower is not None and self._may_start(follower, direction):
-            self._start(follower, direction)
+        if follower is not None and (self._inside is None or id(follower) in self._inside):
+            if (direction, id(follower)) not in self._ahead:
+                self._start(follower, direction)
+        elif self._following is not None:
+            (first, weights), self._following = self._following, None
+            self._gather(self._bucket(first, direction, weights, self._handed), direction, self._handed)
         return ahead.full
 
     def lend(self, weights: Sequence["Weight"], direction: str) -> List[torch.Tensor]:
@@ -87,8 +123,40 @@ class Gathers:
     def forget(self) -> None:
         """Gives up all that is under way, as after an exception in the middle of it."""
         self._ahead.clear()
+        self._handed.clear()
         self._lent.clear()
         self._last = {"forward": None, "backward": None}
+        self._inside = self._following = None
+
+    # ------------------------------------------------------------------ runners
+
+    def begin_runner(
+        self, weights: Sequence["Weight"], first: Optional["Weight"] = None, following: Sequence["Weight"] = ()
+    ) -> None:
+        """A runner with these weights begins. ``first``: the weight that the runner after it uses first, of all of its weights; with
+        the last bucket of this one in use, its first bucket is gathered for it, unless that is larger than a bucket may be."""
+        self._inside = {id(weight) for weight in weights}
+        self._following = None
+        if first is not None and first.full_bytes <= self._bucket_bytes:
+            self._following = (first, {id(weight) for weight in following})
+
+    def end_runner(self) -> Optional[Handover]:
+        """It ends: all that it gathered is there. Gives what the next one takes over."""
+        self.end_of_pass("forward")
+        self.end_of_pass("backward")
+        self._inside = self._following = None
+        for key, ahead in self._handed.items():
+            if ahead.done is not None:
+                torch.cuda.current_stream().wait_event(ahead.done)
+            # Another graph can't wait for an event of this one, and need not.
+            self._ahead[key] = ahead._replace(done=None)
+        self._handed.clear()
+        return Handover(self._storage, list(self._ahead.values())) if self._ahead else None
+
+    def resume(self, direction: str, taken: Handover) -> None:
+        """A runner begins again, by hand, with what the one before gathered for it."""
+        for entry in taken.entries:
+            self._ahead[(direction, id(entry.weight))] = entry._replace(version=entry.weight.parameter._version)
 
     # ------------------------------------------------------------------ the chain
 
@@ -96,6 +164,8 @@ class Gathers:
         last = self._last[direction]
         if last is not None and last is not weight:
             self._next.setdefault((direction, id(last)), weight)
+        if last is None:
+            self.first[direction] = weight
         self._last[direction] = weight
 
     def _after(self, weight: "Weight", bucket: Sequence["Weight"], direction: str) -> Optional["Weight"]:
@@ -107,40 +177,40 @@ class Gathers:
             follower = self._next.get((direction, id(follower)))
         return follower
 
-    def _may_start(self, weight: "Weight", direction: str) -> bool:
-        inside = self.runner_weights is None or id(weight) in self.runner_weights
-        return inside and (direction, id(weight)) not in self._ahead
-
-    def _bucket(self, weight: "Weight", direction: str) -> List["Weight"]:
+    def _bucket(
+        self, weight: "Weight", direction: str, inside: Optional[Set[int]], ahead: Dict[Key, _Ahead]
+    ) -> List["Weight"]:
         """The weight and what follows it, as far as one call gathers it."""
         bucket, total = [weight], weight.full_bytes
         while True:
             follower = self._next.get((direction, id(bucket[-1])))
-            if follower is None or follower in bucket or not self._may_start(follower, direction):
+            if follower is None or follower in bucket or (direction, id(follower)) in ahead:
                 return bucket
             total += follower.full_bytes
             alike = follower.group_name == weight.group_name and follower.dtype == weight.dtype
-            if not alike or total > self._bucket_bytes:
+            if not alike or total > self._bucket_bytes or not (inside is None or id(follower) in inside):
                 return bucket
             bucket.append(follower)
 
     # ------------------------------------------------------------------ buffers
 
     def _start(self, weight: "Weight", direction: str) -> None:
-        bucket = self._bucket(weight, direction)
+        self._gather(self._bucket(weight, direction, self._inside, self._ahead), direction, self._ahead)
+
+    def _gather(self, bucket: List["Weight"], direction: str, ahead: Dict[Key, _Ahead]) -> None:
         full = [self._buffer(one) for one in bucket]
         shards = [one.parameter.detach() for one in bucket]
         done = None
         if self._stream is None:
-            kinds.gather(full, shards, weight)
+            kinds.gather(full, shards, bucket[0])
         else:
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
-                kinds.gather(full, shards, weight)
+                kinds.gather(full, shards, bucket[0])
                 done = torch.cuda.Event()
                 done.record()
         for one, view in zip(bucket, full):
-            self._ahead[(direction, id(one))] = _Ahead(one, view, done, one.parameter._version, bucket)
+            ahead[(direction, id(one))] = _Ahead(one, view, done, one.parameter._version, bucket)
 
     def _buffer(self, weight: "Weight") -> torch.Tensor:
         return self._storage.empty(

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..errors import MismatchError, PhaseError, ShardingError
 from .flat import FlatGradients
+from .gathers import Handover
 from .shard import Sharded, ShardedParameter, Weight
 from .storage import GraphStorage
 
@@ -41,6 +42,12 @@ class _Runner:
         self.announces: List[Weight] = []
         self.forward: Callable[[], None] = lambda: None
         self.backward: Callable[[], None] = lambda: None
+        #: In each direction: the runner that is launched next, the weight of each owner that this one uses first, and the weights
+        #: that are gathered for it and by it.
+        self.following: Dict[str, Optional[_Runner]] = {"forward": None, "backward": None}
+        self.first: Dict[str, Dict[int, Optional[Weight]]] = {"forward": {}, "backward": {}}
+        self.takes: Dict[str, List[Handover]] = {"forward": [], "backward": []}
+        self.hands: Dict[str, List[Handover]] = {"forward": [], "backward": []}
         #: Forwards so far, and whether the last one had its backward.
         self.passes, self.consumed = 0, True
 
@@ -117,7 +124,7 @@ def make_graphed_callables(
                 runner = _Runner(name, module, tuple(given))
                 runner.chained = chain and at > 0 and cuda
                 for _ in range(max(1, warmup)):
-                    _eagerly(runner)
+                    _eagerly(runner, owners)
                 runners.append(runner)
         if cuda:
             torch.cuda.synchronize(storage.device)
@@ -138,7 +145,7 @@ def make_graphed_callables(
     finally:
         for owner in owners:
             owner.manual = owner.silent = False
-            owner.gathers.runner_weights = None
+            owner.gathers.forget()
         for weight, before in saved:
             weight.main_grad.copy_(before)
         if cuda:
@@ -180,27 +187,35 @@ def _owners(modules: Sequence[nn.Module]) -> List[Sharded]:
     return list(owners.values())
 
 
-def _eagerly(runner: _Runner) -> None:
+def _eagerly(runner: _Runner, owners: List[Sharded]) -> None:
+    for owner in owners:
+        owner.gathers.first.update(forward=None, backward=None)
     runner.run_forward()
     runner.grad_outputs = [torch.zeros_like(o) for o in runner.outputs]
     if any(o.requires_grad for o in runner.outputs):
         runner.run_backward()
+    for direction in runner.first:
+        runner.first[direction] = {id(owner): owner.gathers.first[direction] for owner in owners}
 
 
 @contextmanager
-def _inside(runner: _Runner, owners: List[Sharded]) -> Iterator[None]:
-    """While it lives, weights are gathered ahead inside this runner only."""
+def _inside(runner: _Runner, owners: List[Sharded], direction: str) -> Iterator[None]:
+    """While it lives, weights are gathered ahead inside this runner, and at its end for the next one."""
+    following = runner.following[direction]
     for owner in owners:
-        owner.gathers.runner_weights = {id(weight) for weight in runner.weights}
+        if following is None:
+            owner.gathers.begin_runner(runner.weights)
+        else:
+            owner.gathers.begin_runner(runner.weights, following.first[direction].get(id(owner)), following.weights)
     yield
-    for owner in owners:
-        owner.gathers.end_of_pass("forward")
-        owner.gathers.end_of_pass("backward")
+    handed = [owner.gathers.end_runner() for owner in owners]
+    if following is not None:
+        runner.hands[direction] = following.takes[direction] = [one for one in handed if one is not None]
 
 
 def _backward(runner: _Runner, owners: List[Sharded], storage: GraphStorage, overlap: bool) -> None:
     """Stage 1 ends with the gradients of the inputs, stage 2 with the last reduction."""
-    with _inside(runner, owners):
+    with _inside(runner, owners, "backward"):
         for owner in owners:
             owner.reduced = []
         runner.run_backward()
@@ -238,22 +253,25 @@ def _pass_over(
         graphs.append(graph)
         return graph
 
+    for runner, following in zip(runners, runners[1:]):
+        runner.following["forward"] = following
     for at, runner in enumerate(runners):
         if chain and at > 0:
             before = runners[at - 1].outputs
             runner.inputs = tuple(o.detach().requires_grad_(o.requires_grad) for o in before)
 
         def forward(runner: _Runner = runner) -> None:
-            with _inside(runner, owners):
+            with _inside(runner, owners, "forward"):
                 runner.run_forward()
 
         graph = one(f"{runner.name}.forward", forward)
         if keep and graph is not None:
             runner.forward = storage.launcher(f"{runner.name}.forward", graph, random=random)
-    for at in reversed(range(len(runners))):
+    backwards = [at for at in reversed(range(len(runners))) if any(o.requires_grad for o in runners[at].outputs)]
+    for at, next_at in zip(backwards, backwards[1:]):
+        runners[at].following["backward"] = runners[next_at]
+    for at in backwards:
         runner = runners[at]
-        if not any(o.requires_grad for o in runner.outputs):
-            continue
         after = runners[at + 1].grad_inputs if chain and at + 1 < len(runners) else []
         runner.grad_outputs = _grad_outputs(runner.outputs, after)
 
@@ -282,27 +300,31 @@ def _grad_outputs(outputs: Tensors, after: Sequence[Optional[torch.Tensor]]) -> 
 def _by_hand(runners: List[_Runner], owners: List[Sharded], storage: GraphStorage, overlap: bool) -> None:
     """On the CPU the captured sequence is run again, over the planned views."""
 
-    def manual(name: str, run: Callable[[], None]) -> None:
+    def manual(runner: _Runner, direction: str, run: Callable[[], None]) -> None:
         for owner in owners:
             owner.manual = True
+            owner.gathers.forget()
+        for taken in runner.takes[direction]:
+            taken.owner.gathers.resume(direction, taken)
         try:
-            with storage.replay(name):
+            with storage.replay(f"{runner.name}.{direction}"):
                 run()
         finally:
             for owner in owners:
-                owner.manual, owner.gathers.runner_weights = False, None
+                owner.manual = False
+                owner.gathers.forget()
 
     for runner in runners:
 
         def forward(runner: _Runner = runner) -> None:
             def run() -> None:
-                with torch.enable_grad(), _inside(runner, owners):
+                with torch.enable_grad(), _inside(runner, owners, "forward"):
                     runner.run_forward()
 
-            manual(f"{runner.name}.forward", run)
+            manual(runner, "forward", run)
 
         def backward(runner: _Runner = runner) -> None:
-            manual(f"{runner.name}.backward", lambda: _backward(runner, owners, storage, overlap))
+            manual(runner, "backward", lambda: _backward(runner, owners, storage, overlap))
 
         runner.forward, runner.backward = forward, backward
 
@@ -339,7 +361,11 @@ class _Replay(torch.autograd.Function):
         for static, given in zip(runner.inputs, inputs):
             if not static.is_set_to(given) or static.dtype != given.dtype:
                 _take(runner, static, given)
+        for taken in runner.takes["forward"]:
+            taken.renew()
         runner.forward()
+        for handed in runner.hands["forward"]:
+            handed.given()
         runner.passes += 1
         runner.consumed = False
         ctx.runner, ctx.serial = runner, runner.passes
@@ -364,7 +390,11 @@ class _Replay(torch.autograd.Function):
         for static, given in zip(runner.grad_outputs, grads):
             if static is not None and (given is None or not static.is_set_to(given)):
                 _fill(static, given)
+        for taken in runner.takes["backward"]:
+            taken.renew()
         runner.backward()
+        for handed in runner.hands["backward"]:
+            handed.given()
         for weight in runner.announces:
             weight.owner.owe(weight)
         # The next replay writes the gradients again, and autograd may keep what it is given as `.grad`: copies of those of the
