@@ -133,8 +133,8 @@ class Gathers:
     def begin_runner(
         self, weights: Sequence["Weight"], first: Optional["Weight"] = None, following: Sequence["Weight"] = ()
     ) -> None:
-        """A runner with these weights begins. ``first``: the weight that the runner after it uses first, of all of its weights; with
-        the last bucket of this one in use, its first bucket is gathered for it, unless that is larger than a bucket may be."""
+        """A runner with these weights begins. ``first``: the weight that the runner after it uses first, of all of its weights;
+        with the last bucket of this one in use, its first bucket is gathered for it, unless ``first`` is larger than a bucket."""
         self._inside = {id(weight) for weight in weights}
         self._following = None
         if first is not None and first.full_bytes <= self._bucket_bytes:
