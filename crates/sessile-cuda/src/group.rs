@@ -80,9 +80,14 @@ impl CudaDevice {
                 })
             }
         };
-        // Nobody launches before all pads are ready.
-        let all = exchange(core, made.id, &made.name, &[u8::from(signals.is_ok())])?;
-        Ok(signals.ok().filter(|_| all.iter().all(|ok| *ok == [1])))
+        // Nobody launches before all pads are ready. Who waits for what depends on the budget.
+        let budget = core.options.one_shot.budget.map_or(u64::MAX, u64::from).to_le_bytes();
+        let all = exchange(core, made.id, &made.name, &[&[u8::from(signals.is_ok())], &budget[..]].concat())?;
+        if all.iter().any(|theirs| theirs.get(1..) != Some(&budget[..])) {
+            let why = "its members have different budgets of multiprocessors for one_shot: give all the same";
+            return Err(self.bad_group(&made.name, &made.ranks, why));
+        }
+        Ok(signals.ok().filter(|_| all.iter().all(|theirs| theirs.first() == Some(&1))))
     }
 
     fn init_nccl(&self, made: &Made) -> Result<RawComm, DeviceError> {

@@ -56,7 +56,6 @@ __device__ __forceinline__ void bulk(const Batch<R ? R : MOST_RANKS>& batch) {
                          : "memory");
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        refresh(turn, batch);
         bool ok = __all_sync(~0u, turn.ok && enter(turn, batch));
         if (lane == 0) go = ok;
         __syncthreads();

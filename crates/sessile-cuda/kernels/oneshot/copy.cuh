@@ -3,7 +3,6 @@
 // The parts of a reduce-scatter whose bytes the copy engines bring: [enter] [copies] [sum] beside [leave].
 __device__ __forceinline__ void enter_alone(const Batch<MOST_RANKS>& batch) {
     Turn turn = begin(batch, true);
-    refresh(turn, batch);
     if (turn.ok) enter(turn, batch);
 }
 

@@ -13,7 +13,6 @@ __device__ __forceinline__ void pull(const Batch<R ? R : MOST_RANKS>& batch) {
     __shared__ u32 go;
     if (threadIdx.x < 32) {
         Turn turn = begin(batch, true);
-        refresh(turn, batch);
         bool ok = __all_sync(~0u, turn.ok && enter(turn, batch));
         if (lane == 0) go = ok;
         __syncthreads();

@@ -1,81 +1,104 @@
 // The reduce-scatter by sending packets.
 
-// A packet: three words of elements and a fourth of one more BF16 element, or none, and the round's lower half. Threads of
-// a tile take neighbouring words, so that every access is of neighbouring bytes: of a tile of P packets, packet t has the
-// words t, t + P and t + 2 P, and the element 6 P + t.
-template <class T, int P>
-__device__ __forceinline__ void load_packet(u64 from, u64 n, u32 t, bool wide, u32* w) {
-    if (sizeof(T) == 4) {
+// A packet is 16 bytes of elements, with zeros behind the last. A place of a mailbox where there is none holds NOTHING, all
+// bits set. Who receives a packet leaves that behind; no packet is that, since what would be is sent with another NaN as
+// its last element.
+const u32 NOTHING = 0xffffffffu;
+
+__device__ __forceinline__ bool nothing(const uint4& x) { return (x.x & x.y & x.z & x.w) == NOTHING; }
+
+// Packet `at` of n elements that begin anywhere.
+template <class T>
+__device__ __forceinline__ uint4 packet(u64 from, u32 at, u32 n) {
+    const u32 E = 16 / sizeof(T);
+    const u64 first = from + 16 * (u64)at;
+    const u32 off = (u32)first & 15;
+    uint4 x;
+    if (E * at + E <= n) {
+        x = fetch16(first - off);
+        if (off) x = shifted(x, fetch16(first - off + 16), off);
+    } else {
+        u32* w = &x.x;
 #pragma unroll
-        for (int j = 0; j < 3; j++) w[j] = j * P + t < n ? fetch4(from + 4 * (j * P + t)) : 0;
-        w[3] = 0;
-        return;
-    }
-#pragma unroll
-    for (int j = 0; j < 3; j++) {
-        u32 at = 2 * (j * P + t);
-        if (wide && at + 1 < n)
-            w[j] = fetch4(from + 2 * at);
-        else {
-            u32 low = at < n ? __float_as_uint(fetch((const u16*)0, from + 2 * at)) >> 16 : 0;
-            u32 high = at + 1 < n ? __float_as_uint(fetch((const u16*)0, from + 2 * at + 2)) : 0;
-            w[j] = low | high;
+        for (u32 e = 0; e < E; e++) {
+            u32 bits = E * at + e < n ? __float_as_uint(fetch((const T*)0, first + sizeof(T) * e)) : 0;
+            if (sizeof(T) == 4)
+                w[e] = bits;
+            else
+                w[e / 2] = e % 2 ? w[e / 2] | bits : bits >> 16;
         }
     }
-    w[3] = 6 * P + t < n ? __float_as_uint(fetch((const u16*)0, from + 2 * (6 * P + t))) >> 16 : 0;
+    if (nothing(x)) x.w = 0x7fffffffu;
+    return x;
 }
 
-template <class T, int P>
-struct Tile {
-    static const int E = sizeof(T) == 2 ? 7 : 3;
-    u64 at, n;  // its first element, and elements from there to the end
-    u32 packet;
+// Value e of lane l and value l of lane e change places, in each E lanes.
+template <int E>
+__device__ __forceinline__ void transpose(float* v) {
+#pragma unroll
+    for (int d = 1; d < E; d *= 2) {
+        const bool upper = threadIdx.x & d;
+#pragma unroll
+        for (int e = 0; e < E; e++)
+            if (!(e & d)) {
+                const float theirs = __shfl_xor_sync(~0u, upper ? v[e] : v[e + d], d);
+                v[e] = upper ? theirs : v[e];
+                v[e + d] = upper ? v[e + d] : theirs;
+            }
+    }
+}
 
-    __device__ __forceinline__ Tile(u64 tile, u64 all, u32 packet) : at(tile * E * P), n(all - at), packet(packet) {}
-    __device__ __forceinline__ void load(u64 from, u32* w) const {
-        load_packet<T, P>(from + at * sizeof(T), n, packet, (from & 3) == 0, w);
-    }
-    // Where element e of the packet lies in the tile.
-    __device__ __forceinline__ u32 place(int e) const {
-        if (sizeof(T) == 4) return e * P + packet;
-        return e == 6 ? 6 * P + packet : 2 * (e / 2 * P + packet) + e % 2;
-    }
-    // Whether elements 2 i and 2 i + 1 can be accessed as one.
-    __device__ __forceinline__ bool pairs(const float* to) const {
-        return sizeof(T) == 2 && n >= E * P && ((u64)to & 7) == 0;
-    }
-    __device__ __forceinline__ void get(const float* to, float* m) const {
-        bool two = pairs(to);
+// The accumulator's part of a packet; all lanes of a warp call it, for neighbouring packets. An accumulator that is not
+// aligned is accessed with values and lanes transposed, so that neighbouring lanes access neighbouring bytes.
+template <class T>
+struct Sums {
+    static const u32 E = 16 / sizeof(T);
+    float* to;
+    u32 n;
+    bool wide;
+
+    __device__ __forceinline__ void get(u32 at, float* m) const {
+        if (wide && E * at + E <= n) {
 #pragma unroll
-        for (int e = 0; e < E; e++) {
-            u32 i = place(e);
-            if (two && e < 6) {
-                if (e % 2 == 0) {
-                    float2 pair = *(const float2*)(to + at + i);
-                    m[e] = pair.x, m[(e + 1) % E] = pair.y;
-                }
-            } else
-                m[e] = i < n ? to[at + i] : 0.0f;
+            for (u32 q = 0; q < E / 4; q++) ((float4*)m)[q] = ((const float4*)to)[at * (E / 4) + q];
+            return;
         }
-    }
-    __device__ __forceinline__ void put(float* to, const float* m) const {
-        bool two = pairs(to);
+        const u32 first = wide ? E * at : E * (at - at % E) + at % E, step = wide ? 1 : E;
 #pragma unroll
-        for (int e = 0; e < E; e++) {
-            u32 i = place(e);
-            if (two && e < 6) {
-                if (e % 2 == 0) *(float2*)(to + at + i) = make_float2(m[e], m[(e + 1) % E]);
-            } else if (i < n)
-                to[at + i] = m[e];
+        for (u32 e = 0; e < E; e++) m[e] = first + e * step < n ? to[first + e * step] : 0.0f;
+        if (!wide) transpose<E>(m);
+    }
+    __device__ __forceinline__ void put(u32 at, float* m) const {
+        if (wide && E * at + E <= n) {
+#pragma unroll
+            for (u32 q = 0; q < E / 4; q++) ((float4*)to)[at * (E / 4) + q] = ((const float4*)m)[q];
+            return;
         }
+        if (!wide) transpose<E>(m);
+        const u32 first = wide ? E * at : E * (at - at % E) + at % E, step = wide ? 1 : E;
+#pragma unroll
+        for (u32 e = 0; e < E; e++)
+            if (first + e * step < n) to[first + e * step] = m[e];
     }
 };
 
-// P: packets of a tile. After the first warp, P threads send and P receive.
+// Packets use no words, which would seem to be of a round to come after 2^31 rounds of packets alone. So every so many
+// rounds they are brought up to date.
+const u32 REFRESH = 1u << 24;
+
+template <int S>
+__device__ __forceinline__ void refresh(const Turn& turn, const Batch<S>& batch) {
+    const u32 p = threadIdx.x;
+    if (turn.round % REFRESH || blockIdx.x || p >= batch.size || p == batch.rank) return;
+    publish(&batch.pads[p]->written[batch.rank], turn.round - 1);
+    publish(&batch.pads[p]->read[batch.rank], turn.round - 1);
+}
+
+// After the first warp, P threads send and P receive.
 template <class T, int R, int P>
 __device__ __forceinline__ void push(const Batch<R ? R : MOST_RANKS>& batch) {
-    typedef Tile<T, P> Tiled;
-    const int E = Tiled::E, S = R ? R : MOST_RANKS;
+    // C: ranks whose packets a thread waits for at once.
+    const u32 E = 16 / sizeof(T), S = R ? R : MOST_RANKS, C = R ? R : 4;
     const u32 size = R ? R : batch.size, rank = batch.rank;
     const float scale = batch.scale;
     const bool store = batch.store;
@@ -92,80 +115,90 @@ __device__ __forceinline__ void push(const Batch<R ? R : MOST_RANKS>& batch) {
         if (threadIdx.x == 0) last_of_all(turn);
         return;
     }
-    // Tiles of the transfers before this one, and of all.
+    // Packets of the transfers before this one, and of all: as many as fit a mailbox.
     u32 before = 0, all = 0;
     for (u32 i = 0; i < batch.count; i++) {
         if (&batch.transfers[i] == &t) before = all;
-        all += (u32)((batch.transfers[i].n + E * P - 1) / (E * P));
+        all += ((u32)batch.transfers[i].n + E - 1) / E;
     }
-    const u32 tiles = (u32)((t.n + E * P - 1) / (E * P)), block = blockIdx.x - t.first;
+    const u32 n = (u32)t.n, packets = (n + E - 1) / E, workers = t.blocks * P;
+    const u32 worker = (blockIdx.x - t.first) * P + (threadIdx.x - 32) % P;
     bool known = false;
     u32 round = 0;
     if (threadIdx.x < 32 + P) {
-        for (u32 k = block; k < tiles || !known; k += t.blocks) {
-            const Tiled tile(k, t.n, threadIdx.x - 32);
-            u32 w[S][4];
-#pragma unroll
-            for (int p = 0; p < S; p++)
-                if ((R || p < size) && p != rank && k < tiles) tile.load(t.from[p], w[p]);
-            if (!known) {
-                __syncthreads();
-                known = true;
-                round = round_is;
-                if (!go) return;
-            }
-#pragma unroll
-            for (int p = 0; p < S; p++)
-                if ((R || p < size) && p != rank && k < tiles) {
-                    u64 slot = ((u64)(rank < p ? rank : rank - 1) * all + before + k) * P + tile.packet;
-                    send((u64)batch.pads[p] + sizeof(Pad) + (round & 1) * batch.box + 16 * slot,
-                         w[p][0] | (u64)w[p][1] << 32, w[p][2] | (u64)(w[p][3] | round << 16) << 32);
+        for (u32 at = worker; at < packets || !known; at += workers) {
+            // Each rank sends to the next one first, so that they do not all send to one.
+            for (u32 i = 1; i < size; i++) {
+                const u32 p = rank + i < size ? rank + i : rank + i - size;
+                uint4 x;
+                if (at < packets) x = packet<T>(t.from[p], at, n);
+                if (!known) {
+                    __syncthreads();
+                    known = true;
+                    round = round_is;
+                    if (!go) return;
                 }
+                const u32 place = (rank < p ? rank : rank - 1) * all + before + at;
+                if (at < packets) send((u64)batch.pads[p] + sizeof(Pad) + (round & 1) * batch.box + 16 * (u64)place, x);
+            }
         }
         return;
     }
     Pad* pad = batch.pads[0];
     u64 from = t.from[0];
 #pragma unroll
-    for (int p = 1; p < S; p++)
+    for (u32 p = 1; p < S; p++)
         if (p == rank) pad = batch.pads[p], from = t.from[p];
-    for (u32 k = block; k < tiles || !known; k += t.blocks) {
-        const Tiled tile(k, t.n, threadIdx.x - 32 - P);
-        float m[E], s[E];
-        u32 own[4];
-        if (k < tiles) {
-            tile.load(from, own);
-            tile.get(t.to, m);
-        }
+    const Sums<T> sums = {t.to, n, ((u64)t.to & 15) == 0};
+    u64 box = 0;
+    // A warp goes on until its last lane is done.
+    for (u32 at = worker; at - threadIdx.x % 32 < packets || !known; at += workers) {
+        uint4 own;
+        alignas(16) float m[E], s[E] = {};
+        if (at < packets) own = packet<T>(from, at, n);
+        sums.get(at, m);
         if (!known) {
             __syncthreads();
             known = true;
             round = round_is;
-            if (!go || k >= tiles) return;
+            if (!go) return;
+            box = (u64)pad + sizeof(Pad) + (round & 1) * batch.box;
         }
+        for (u32 first = 0; first < size && at < packets; first += C) {
+            uint4 x[C];
 #pragma unroll
-        for (int p = 0; p < S; p++)
-            if (R || p < size) {
-                u32 w[4] = {own[0], own[1], own[2], own[3]};
-                if (p != rank) {
-                    u64 slot = ((u64)(p < rank ? p : p - 1) * all + before + k) * P + tile.packet;
-                    u64 at = (u64)pad + sizeof(Pad) + (round & 1) * batch.box + 16 * slot, low, high, begin = 0;
-                    receive(at, low, high);
-                    for (u32 tries = 1; (u16)(high >> 48) != (u16)round; tries++) {
-                        if (tries == 256) begin = now();
-                        if (tries % 512 == 0 && gives_up(begin, pad, batch.patience, batch.words, 1, p, round)) return;
-                        receive(at, low, high);
-                    }
-                    w[0] = (u32)low, w[1] = (u32)(low >> 32), w[2] = (u32)high, w[3] = (u32)(high >> 32);
-                }
+            for (u32 c = 0; c < C; c++) {
+                x[c] = make_uint4(NOTHING, NOTHING, NOTHING, NOTHING);
+                if (first + c == rank) x[c] = own;
+            }
+            const auto place = [&](u32 p) { return box + 16 * (u64)((p < rank ? p : p - 1) * all + before + at); };
+            u64 begin = 0;
+            for (u32 tries = 1;; tries++) {
+                u32 missing = size;
 #pragma unroll
-                for (int e = 0; e < E; e++) {
-                    float x = element((const T*)0, w, e);
-                    s[e] = p == 0 ? x : s[e] + x;
-                }
+                for (u32 c = 0; c < C; c++)
+                    if ((R || first + c < size) && nothing(x[c])) x[c] = receive(place(first + c));
+#pragma unroll
+                for (u32 c = 0; c < C; c++)
+                    if ((R || first + c < size) && nothing(x[c])) missing = first + c;
+                if (missing == size) break;
+                if (tries == 256) begin = now();
+                if (tries % 512 == 0 && gives_up(begin, pad, batch.patience, batch.words, 1, missing, round)) return;
             }
 #pragma unroll
-        for (int e = 0; e < E; e++) m[e] = settled(m[e], s[e], scale, store);
-        tile.put(t.to, m);
+            for (u32 c = 0; c < C; c++)
+                if (R || first + c < size) {
+                    if (first + c != rank) send(place(first + c), make_uint4(NOTHING, NOTHING, NOTHING, NOTHING));
+#pragma unroll
+                    for (u32 e = 0; e < E; e++) {
+                        float y = element((const T*)0, &x[c].x, e);
+                        s[e] = first + c == 0 ? y : s[e] + y;
+                    }
+                }
+            if (R) break;
+        }
+#pragma unroll
+        for (u32 e = 0; e < E; e++) m[e] = settled(m[e], s[e], scale, store);
+        sums.put(at, m);
     }
 }

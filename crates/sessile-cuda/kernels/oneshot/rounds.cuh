@@ -5,8 +5,8 @@
 // time. Numbers are compared by the sign of their difference, so they may wrap. Each word has one writer. Who waits longer
 // than `patience` writes down for whom, does nothing more, and neither do the rank's later launches.
 //
-//   push    sends every rank its block of my input, in packets that carry the round's number, and waits for theirs. Nobody
-//           reads my input but me, so there is no entry and no exit.
+//   push    sends every rank its block of my input, in packets that are there as soon as they are whole, and waits for
+//           theirs. Nobody reads my input but me, so there is no entry and no exit.
 //   pull    entry: tells every rank "my input is written, round e"; every block waits until all ranks have said so
 //           body:  reads every rank's input over NVLink, sums, adds
 //           exit:  the last block tells every rank "I have read, round e", and waits until all have
@@ -18,9 +18,6 @@
 
 const int MOST_RANKS = 16;
 const int MOST_TRANSFERS = 8;
-// Every so many rounds, what no launch has used for long is brought up to date, or it would seem to be of another round:
-// a packet carries 16 bits of it.
-const u32 REFRESH = 1u << 14;
 
 template <int S>
 struct Transfer {
@@ -76,17 +73,19 @@ __device__ __forceinline__ u64 now() {
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
     return t;
 }
-// A packet is written and read as one: its words never mix with those of another round.
-__device__ __forceinline__ void send(u64 at, u64 low, u64 high) {
-    asm volatile("{ .reg .b128 t; mov.b128 t, {%1, %2}; st.relaxed.sys.global.b128 [%0], t; }" ::"l"(at), "l"(low),
-                 "l"(high)
+// A packet is written and read as one: its words never mix with those of another.
+__device__ __forceinline__ void send(u64 at, const uint4& x) {
+    asm volatile("{ .reg .b128 t; mov.b128 t, {%1, %2}; st.relaxed.sys.global.b128 [%0], t; }" ::"l"(at),
+                 "l"(x.x | (u64)x.y << 32), "l"(x.z | (u64)x.w << 32)
                  : "memory");
 }
-__device__ __forceinline__ void receive(u64 at, u64& low, u64& high) {
+__device__ __forceinline__ uint4 receive(u64 at) {
+    u64 low, high;
     asm volatile("{ .reg .b128 t; ld.relaxed.sys.global.b128 t, [%2]; mov.b128 {%0, %1}, t; }"
                  : "=l"(low), "=l"(high)
                  : "l"(at)
                  : "memory");
+    return make_uint4((u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32));
 }
 
 // Whether a wait that began at `begin` is over without what was waited for. Called every so often.
@@ -226,22 +225,6 @@ __device__ __forceinline__ bool last_of_all(const Turn& turn) {
     turn.pad->done = 0;
     turn.pad->round = turn.round;
     return true;
-}
-
-// Every so often, before any rank can be in the next round, its mailbox here gets numbers of no round that is near, so that
-// no packet in it is older than that; in two rounds, one for each mailbox. The words are brought along.
-template <int S>
-__device__ __forceinline__ void refresh(const Turn& turn, const Batch<S>& batch) {
-    if (turn.round % REFRESH > 1) return;
-    u64 next = (u64)turn.pad + sizeof(Pad) + (~turn.round & 1) * batch.box;
-    for (u64 at = 16 * ((u64)blockIdx.x * 32 + threadIdx.x); at < batch.box; at += 16 * 32 * (u64)gridDim.x)
-        send(next + at, 0, (u64)(turn.round ^ 0x8000u) << 48);
-    u32 p = threadIdx.x;
-    if (blockIdx.x == 0 && p < batch.size && p != batch.rank) {
-        publish(&batch.pads[p]->written[batch.rank], turn.round - 1);
-        publish(&batch.pads[p]->read[batch.rank], turn.round - 1);
-    }
-    __threadfence_system();
 }
 
 // Tells all ranks, from thread p rank p, and waits for them.

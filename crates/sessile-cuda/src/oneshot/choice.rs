@@ -4,29 +4,34 @@
 //!
 //! | the first that holds | way |
 //! |---|---|
-//! | the packets fit the mailbox and a rank sends at most [`PUSH_MOST`] bytes | push |
+//! | the packets fit the mailbox and a rank sends at most [`PUSH_MOST`] bytes, or with a budget [`PUSH_SOME`] | push |
 //! | the budget is 0 multiprocessors, and no two ranks share a GPU (streams of one GPU may share a queue, in which a launch that waits holds back a peer's copies) | copy |
 //! | the GPU has bulk copies, and all is aligned to 16 bytes | bulk, on [`BULK_BLOCKS`] multiprocessors at most |
 //! | anything else | pull; with shifted loads where sources and accumulator are not aligned alike |
 //!
-//! Only the first line decides who waits for what, and it sees nothing but sizes, which are the same on all ranks. The
-//! other ways have one protocol, so that alignment and budget may differ.
+//! Only the first line decides who waits for what, and it sees nothing but sizes and the budget, which are the same on all
+//! ranks: a group is not made of members with different budgets. The other ways have one protocol, so that alignment may
+//! differ.
 
 use sessile_plan::DType;
 
 use super::{OneShotOptions, Row};
 
-/// Bytes that a rank may send to the others by packets: above, reading is faster (docs/PERFORMANCE.md).
-pub(super) const PUSH_MOST: u64 = 768 << 10;
+/// Bytes that a rank may send to the others by packets: above, reading is faster (docs/PERFORMANCE.md), all the sooner
+/// where fewer multiprocessors may send.
+pub(super) const PUSH_MOST: u64 = 2 << 20;
+pub(super) const PUSH_SOME: u64 = 768 << 10;
 /// Blocks with which bulk copies keep the links busy, a multiprocessor each (docs/DESIGN.md).
 pub(super) const BULK_BLOCKS: u32 = 32;
 /// Multiprocessors that are used at most.
 const MULTIPROCESSORS: u32 = 128;
 /// Multiprocessors that are counted on where ranks, whose GPUs may differ, must decide alike.
 const FEWEST: u32 = 64;
-/// Packets of a tile, as in the kernels' source; threads of a block that sums after copies.
-const TILE: u64 = 128;
+/// Threads of a block that send, and as many receive, as in the kernels' source; threads of a block that sums after copies.
+const SENDERS: u64 = 128;
 pub(super) const SUM_THREADS: u32 = 512;
+/// Bytes of a packet, all of them elements.
+pub(super) const PACKET: u64 = 16;
 /// Shared memory of a block.
 const SHARED: u64 = 224 << 10;
 
@@ -65,8 +70,8 @@ pub(super) struct Round {
     pub(super) size: u32,
     /// Elements of a rank's blocks.
     pub(super) elements: u64,
-    /// Tiles of packets of them.
-    pub(super) tiles: u64,
+    /// Packets of them.
+    pub(super) packets: u64,
     /// Whether sources are aligned to 16 bytes where the accumulator is.
     pub(super) even: bool,
     /// Whether all are.
@@ -75,10 +80,10 @@ pub(super) struct Round {
 
 impl Round {
     pub(super) fn new(dtype: DType, size: u32, rows: &[&Row]) -> Self {
-        let mut round = Round { dtype, size, elements: 0, tiles: 0, even: true, aligned: true };
+        let mut round = Round { dtype, size, elements: 0, packets: 0, even: true, aligned: true };
         for row in rows {
             round.elements += row.elements;
-            round.tiles += row.elements.div_ceil(TILE * per_packet(dtype));
+            round.packets += row.elements.div_ceil(PACKET / dtype.size());
             let head = row.to.next_multiple_of(16) - row.to;
             let shift = head / 4 * dtype.size();
             round.even &= row.from.iter().all(|from| (from + shift).is_multiple_of(16));
@@ -117,11 +122,6 @@ pub(super) struct Choice {
     pub(super) stages: u32,
 }
 
-/// Elements of a packet.
-fn per_packet(dtype: DType) -> u64 {
-    if dtype == DType::Bf16 { 7 } else { 3 }
-}
-
 /// Packs of 16 bytes of each rank in a tile of bulk copies, as in the kernels' source.
 fn packs(size: u32) -> u64 {
     match specialized(size) {
@@ -134,11 +134,12 @@ fn packs(size: u32) -> u64 {
 pub(super) fn choose(round: &Round, limits: &Limits, options: &OneShotOptions) -> Choice {
     let (size, bytes) = (round.size, round.bytes());
     let others = u64::from(size.saturating_sub(1));
-    let fits = round.tiles * TILE * 16 * others <= limits.mailbox;
+    let fits = round.packets * PACKET * others <= limits.mailbox;
     let can_bulk = limits.bulk && round.aligned;
     let read = if round.even { Way::Pull } else { Way::Shift };
     let budget = options.budget.unwrap_or(MULTIPROCESSORS);
-    let small = fits && bytes * others <= PUSH_MOST;
+    let most = if budget >= MULTIPROCESSORS { PUSH_MOST } else { PUSH_SOME };
+    let small = fits && bytes * others <= most;
     let way = match options.way {
         Some(Way::Push) if fits => Way::Push,
         Some(Way::Bulk) if can_bulk => Way::Bulk,
@@ -154,8 +155,9 @@ pub(super) fn choose(round: &Round, limits: &Limits, options: &OneShotOptions) -
     let there = MULTIPROCESSORS.min(limits.multiprocessors);
     let most = (budget.min(there) / limits.share.max(1)).max(1);
     let each = match (way, specialized(size)) {
-        (Way::Push, 2 | 4) => 3,
-        (Way::Push, 8) => 2,
+        (Way::Push, 2) => 4,
+        (Way::Push, 4) => 3,
+        (Way::Push, _) => 2,
         // One is enough; two fit.
         (Way::Pull | Way::Shift, 2) if options.blocks.is_some() => 2,
         _ => 1,
@@ -164,7 +166,7 @@ pub(super) fn choose(round: &Round, limits: &Limits, options: &OneShotOptions) -
     // Of each rank, and of the accumulator.
     let stage = 16 * packs(size) * (u64::from(size) + 4 / round.dtype.size());
     let (work, threads, stages) = match way {
-        Way::Push => (round.tiles, 288, 0),
+        Way::Push => (round.packets.div_ceil(SENDERS), 288, 0),
         Way::Pull | Way::Shift => ((bytes / 16).div_ceil(256), 288, 0),
         Way::Bulk => ((bytes / 16).div_ceil(packs(size)), packs(size) + 32, (SHARED / stage).min(16)),
         Way::Copy => ((bytes / 16).div_ceil(u64::from(SUM_THREADS)), u64::from(SUM_THREADS), 0),
@@ -267,7 +269,12 @@ mod tests {
             [1, 1 << 19, 1 << 20, 1 << 25].map(|n| choose(&round(2, n / 2, off), limits, &with(budget)).way)
         };
         let then = |way| [Way::Push, Way::Push, way, way];
-        for budget in [None, Some(1), Some(16), Some(64)] {
+        for budget in [None, Some(128), Some(200)] {
+            let sent = [1u64, 2 << 20, (2 << 20) + 2];
+            let way = |n| choose(&round(2, n / 2, 0), &LIMITS, &with(budget)).way;
+            assert_eq!(sent.map(way), [Way::Push, Way::Push, Way::Bulk], "{budget:?}");
+        }
+        for budget in [Some(1), Some(16), Some(64)] {
             assert_eq!(ways(&LIMITS, 0, budget), then(Way::Bulk), "{budget:?}");
             assert_eq!(ways(&LIMITS, 2, budget), then(Way::Shift), "{budget:?}");
             let before_hopper = Limits { bulk: false, ..LIMITS };
@@ -290,7 +297,7 @@ mod tests {
     fn readers_have_a_multiprocessor_each_and_no_more_than_are_useful() {
         let blocks = |elements, options: &OneShotOptions| chosen(2, elements, 0, options).blocks;
         let default = OneShotOptions::default();
-        assert_eq!([1 << 19, 1 << 20, 1 << 25].map(|n| blocks(n, &default)), [32; 3]);
+        assert_eq!([1 << 21, 1 << 22, 1 << 25].map(|n| blocks(n, &default)), [32; 3]);
         let budgets = [0, 8, 16, 32, 64].map(|budget| OneShotOptions {
             budget: Some(budget),
             way: Some(Way::Bulk),
@@ -332,12 +339,15 @@ mod tests {
     fn what_decides_who_waits_for_what_sees_sizes_alone() {
         for size in 2..=16 {
             for elements in [1, 1000, 49_152, 131_072, 393_216, 393_217, 1 << 20] {
-                let push = |off, budget| {
-                    let options = OneShotOptions { budget, ..OneShotOptions::default() };
-                    chosen(size, elements, off, &options).way == Way::Push
-                };
-                let all = [push(0, None), push(2, None), push(0, Some(0)), push(14, Some(7))];
-                assert!(all.iter().all(|push| *push == all[0]), "{size} ranks, {elements}: {all:?}");
+                for budget in [None, Some(0), Some(7), Some(128)] {
+                    let push = |off, multiprocessors| {
+                        let options = OneShotOptions { budget, ..OneShotOptions::default() };
+                        let limits = Limits { multiprocessors, bulk: off == 0, ..LIMITS };
+                        choose(&round(size, elements, off), &limits, &options).way == Way::Push
+                    };
+                    let all = [push(0, 132), push(2, 132), push(0, 66), push(14, 78)];
+                    assert!(all.iter().all(|push| *push == all[0]), "{size} ranks, {elements}: {all:?}");
+                }
             }
         }
     }
@@ -354,11 +364,11 @@ mod tests {
                         let choice = choose(&round, &limits, &options);
                         let most = budget.unwrap_or(MULTIPROCESSORS).clamp(16, MULTIPROCESSORS);
                         assert!(
-                            choice.blocks >= 1 && choice.blocks * share <= (3 * most).max(share),
+                            choice.blocks >= 1 && choice.blocks * share <= (4 * most).max(share),
                             "{choice:?}"
                         );
                         if choice.way == Way::Push {
-                            assert!(round.tiles * TILE * 16 * u64::from(size - 1) <= limits.mailbox);
+                            assert!(round.packets * PACKET * u64::from(size - 1) <= limits.mailbox);
                         }
                         if choice.way == Way::Bulk {
                             assert!(choice.stages >= 2 && choice.shared <= 224 << 10, "{choice:?}");

@@ -5,8 +5,8 @@
 //!
 //! | step | what |
 //! |---|---|
-//! | S | sends every rank its block of my input, in packets with the number of round e, into the mailbox of e |
-//! | s | waits for every rank's packets, adds or stores the sum |
+//! | S | sends every rank its block of my input, in packets, into the empty mailbox of e: even and odd take turns |
+//! | s | waits for every rank's packets, takes them, and leaves the mailbox empty; adds or stores the sum |
 //! | E | round e is over; what follows on the stream may write the input |
 //!
 //! By reading (pull, bulk, copy):
@@ -22,7 +22,7 @@
 //! | E | as above |
 //!
 //! `protocol` runs them in every interleaving for two and three ranks, mixed, over the wrap of the round number, with a
-//! dead peer, and without step r or the refresh of mailboxes, where they must fail.
+//! dead peer, and without step r, without turns or with mailboxes left full, where they must fail.
 
 mod choice;
 #[cfg(test)]
@@ -49,10 +49,10 @@ pub(crate) const MOST_RANKS: usize = 16;
 const MOST_TRANSFERS: usize = 8;
 /// Bytes of a pad's words, as in the kernels' source: the round and what is beside it, written, read.
 const WORDS: u64 = 4 * (32 + 32 + 32);
-/// Bytes of a pad: what the driver gives out at least.
-pub(crate) const PAD: u64 = 2 << 20;
+/// Bytes of a pad: the words, and two mailboxes of what is sent by packets at most.
+pub(crate) const PAD: u64 = 6 << 20;
 /// Bytes of each of a pad's two mailboxes.
-const BOX: u64 = (PAD - WORDS) / 2 / 16 * 16;
+const BOX: u64 = (PAD - WORDS) / 2 / 128 * 128;
 /// Bytes of a rank's block that the copy engines bring at once.
 const CHUNK: u64 = 32 << 20;
 
@@ -60,7 +60,8 @@ const CHUNK: u64 = 32 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OneShotOptions {
     /// Multiprocessors that a launch may take. None: as many as are useful. 0: the copy engines bring what is too large
-    /// for packets, and 16 multiprocessors sum it afterwards.
+    /// for packets, and 16 multiprocessors sum it afterwards. All members of a group must have the same here, or it is not
+    /// made.
     pub budget: Option<u32>,
     /// This way for all that is too large for packets, if it can go it, and packets if it is `Push` and they fit: to
     /// measure. All ranks must have the same here.
@@ -166,14 +167,13 @@ impl Signals {
         self.options.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Words as after round `first_round`, and in the mailboxes numbers of no round that is near.
+    /// Words as after round `first_round`, and empty mailboxes.
     fn reset(&self, pool: &Pool) -> Result<(), DeviceError> {
         let first = self.options().first_round;
-        let far = (first.wrapping_add(1 << 15) & 0xffff) * 0x1_0001;
         let mut bytes = vec![0; 128];
         bytes[..4].copy_from_slice(&first.to_le_bytes());
         (0..64).for_each(|_| bytes.extend(first.to_le_bytes()));
-        bytes.extend(far.to_le_bytes().repeat((2 * BOX / 4) as usize));
+        bytes.resize((WORDS + 2 * BOX) as usize, 0xff);
         copy_in(pool, self.pad, &bytes)
     }
 

@@ -7,9 +7,10 @@ use std::collections::HashSet;
 enum At {
     /// The producer has written the input of the next round; the block has not begun.
     Begin,
-    /// S towards rank n, the place's packet; then s of rank n.
+    /// S towards rank n, the place's packet; then s of rank n: its packets are there, its places are left empty.
     Send(u8, u8),
     Receive(u8),
+    Empty(u8),
     /// W towards rank n, by the first block.
     TellWritten(u8),
     /// w for rank n.
@@ -37,8 +38,8 @@ struct Rank {
     /// By rank.
     written: Vec<u32>,
     read: Vec<u32>,
-    /// By half, then by rank and place: the round whose packet is there. Its number is compared modulo `Protocol::numbers`.
-    boxes: [Vec<u32>; 2],
+    /// By half, then by rank and place: the round whose packet is there, which no packet says.
+    boxes: [Vec<Option<u32>>; 2],
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -48,6 +49,8 @@ enum Verdict {
     },
     /// A rank used another round's input.
     WrongInput,
+    /// A packet came where one was that nobody had taken.
+    Overwritten,
     /// Nobody can go on, and somebody is not done.
     Stuck,
 }
@@ -62,10 +65,9 @@ struct Protocol {
     first: u32,
     kind: Kind,
     exit: bool,
-    /// Packets carry the round modulo this.
-    numbers: u32,
-    /// Mailboxes are brought up to date in rounds 0 and 1 modulo this; 0: never.
-    refresh: u32,
+    /// Whether mailboxes take turns, and are left empty.
+    turns: bool,
+    empties: bool,
     /// A rank that never starts.
     dead: Option<u8>,
 }
@@ -77,8 +79,8 @@ const PULL: Protocol = Protocol {
     first: 0,
     kind: |_| 0,
     exit: true,
-    numbers: 16,
-    refresh: 4,
+    turns: true,
+    empties: true,
     dead: None,
 };
 /// Places of a mailbox for each rank.
@@ -88,8 +90,6 @@ impl Protocol {
     /// Explores every interleaving of the blocks' steps.
     fn explore(&self) -> Verdict {
         let n = self.ranks as usize;
-        // No number that is near.
-        let far = self.first.wrapping_add(self.numbers / 2);
         let rank = Rank {
             at: vec![At::Begin; self.blocks as usize],
             round: self.first.wrapping_add(1),
@@ -98,7 +98,7 @@ impl Protocol {
             left: 0,
             written: vec![self.first; n],
             read: vec![self.first; n],
-            boxes: [vec![far; n * PLACES as usize], vec![far; n * PLACES as usize]],
+            boxes: [vec![None; n * PLACES as usize], vec![None; n * PLACES as usize]],
         };
         let start = vec![rank; n];
         let (mut seen, mut open) = (HashSet::from([start.clone()]), vec![start]);
@@ -137,27 +137,19 @@ impl Protocol {
         let after =
             |n: u8, again: fn(u8) -> At, then: At| if n + 1 < self.ranks { again(n + 1) } else { then };
         let reached = |word: u32| word.wrapping_sub(round).cast_signed() >= 0;
-        let half = (round & 1) as usize;
+        let half = if self.turns { (round & 1) as usize } else { 0 };
         let slot = |from: usize, place: u8| from * PLACES as usize + place as usize;
         next[me].at[b] = match world[me].at[b] {
-            At::Begin => {
-                if self.refresh > 0 && round % self.refresh <= 1 && block == 0 {
-                    let far = round.wrapping_add(self.numbers / 2);
-                    next[me].boxes[1 - half].iter_mut().for_each(|number| *number = far);
-                    for rank in &mut next {
-                        rank.written[me] = round.wrapping_sub(1);
-                        rank.read[me] = round.wrapping_sub(1);
-                    }
-                }
-                match (places, block) {
-                    (0, 0) => At::TellWritten(0),
-                    (0, _) => At::AwaitWritten(0),
-                    (_, 0) => At::Send(0, 0),
-                    _ => At::End,
-                }
-            }
+            At::Begin => match (places, block) {
+                (0, 0) => At::TellWritten(0),
+                (0, _) => At::AwaitWritten(0),
+                (_, 0) => At::Send(0, 0),
+                _ => At::End,
+            },
             At::Send(n, place) => {
-                next[n as usize].boxes[half][slot(me, place)] = round;
+                if next[n as usize].boxes[half][slot(me, place)].replace(round).is_some() {
+                    return Err(Verdict::Overwritten);
+                }
                 if place + 1 < places {
                     At::Send(n, place + 1)
                 } else {
@@ -166,13 +158,17 @@ impl Protocol {
             }
             At::Receive(n) => {
                 for place in 0..places {
-                    let found = world[me].boxes[half][slot(n as usize, place)];
-                    if found % self.numbers != round % self.numbers {
-                        return Ok(None);
+                    match world[me].boxes[half][slot(n as usize, place)] {
+                        None => return Ok(None),
+                        Some(found) if found != round => return Err(Verdict::WrongInput),
+                        Some(_) => {}
                     }
-                    if found != round {
-                        return Err(Verdict::WrongInput);
-                    }
+                }
+                At::Empty(n)
+            }
+            At::Empty(n) => {
+                for place in 0..if self.empties { places } else { 0 } {
+                    next[me].boxes[half][slot(n as usize, place)] = None;
                 }
                 after(n, At::Receive, At::End)
             }
@@ -244,13 +240,18 @@ fn packets_are_those_of_the_round_also_between_rounds_of_reading() {
     }
 }
 
-/// A place of the mailbox that was last used when the number that packets carry was the same.
 #[test]
-fn an_old_packet_is_taken_for_a_new_one_only_without_the_refresh() {
-    let kind: Kind = |round| if round % 16 == 0 { 2 } else { 1 };
-    let protocol = Protocol { rounds: 18, kind, ..PULL };
-    assert_fine(&protocol);
-    assert_eq!(Protocol { refresh: 0, ..protocol }.explore(), Verdict::WrongInput);
+fn packets_meet_those_of_other_rounds_if_mailboxes_take_no_turns_or_are_left_full() {
+    for ranks in [2, 3] {
+        let push = Protocol { ranks, rounds: 3, kind: |_| 1, ..PULL };
+        assert_fine(&push);
+        assert_eq!(Protocol { turns: false, ..push }.explore(), Verdict::Overwritten, "{ranks} ranks");
+        let left_full = Protocol { empties: false, ..push }.explore();
+        assert!(
+            matches!(left_full, Verdict::Overwritten | Verdict::WrongInput),
+            "{ranks} ranks: {left_full:?}"
+        );
+    }
 }
 
 #[test]

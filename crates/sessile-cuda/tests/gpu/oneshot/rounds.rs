@@ -13,8 +13,8 @@ fn rounds_go_on_over_graphs_and_eager_work_of_unequal_sizes() {
     if !can_run("rounds_go_on_over_graphs_and_eager_work_of_unequal_sizes", 1) {
         return;
     }
-    // Over the wrap, and over where mailboxes are brought up to date.
-    for first_round in [0, u32::MAX - 100, (1 << 14) - 100, (1 << 31) - 100] {
+    // Over the wrap, and over where words are brought up to date.
+    for first_round in [0, u32::MAX - 100, (1 << 24) - 100, (1 << 31) - 100] {
         let mut worlds = Threads::new();
         worlds.options.one_shot.first_round = first_round;
         worlds.results(2, |device| {
@@ -51,7 +51,7 @@ fn rounds_go_on_over_graphs_and_eager_work_of_unequal_sizes() {
 }
 
 /// *Bug*: one-shot kernels hung or gave sums of another size when graphs of many sizes took turns. *Cause*: flags in the
-/// data, or counts for the size before. *Fix* here: the round's number beside each piece of data, and no counts.
+/// data, or counts for the size before. *Fix* here: who takes a packet leaves its place empty, whatever comes next, and no counts.
 #[test]
 fn graphs_of_many_sizes_take_turns() {
     if !can_run("graphs_of_many_sizes_take_turns", 1) {
