@@ -303,7 +303,7 @@ pub fn sums_in_windows_are_added_or_stored<W: Worlds>(worlds: &W) {
             let all: Vec<u32> = (0..ranks).collect();
             let comm = device.communicator("g", &all).expect("comm");
             // Sizes that go by packets and that do not, and each rank's own values.
-            for n in [7, 1 << 18] {
+            for n in [7, (1 << 20) + 8] {
                 let domain = Domain::Symmetric("g".to_owned());
                 let memory = device.alloc(4 * n * u64::from(ranks), &domain, "window").expect("alloc");
                 device.register_window(&comm, &memory).expect("registers");

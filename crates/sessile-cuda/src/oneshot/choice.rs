@@ -4,7 +4,7 @@
 //!
 //! | the first that holds | way |
 //! |---|---|
-//! | the packets fit the mailbox and a rank sends at most [`PUSH_MOST`] bytes, or with a budget [`PUSH_SOME`] | push |
+//! | the packets fit the mailbox, and a rank sends at most [`PUSH_MOST`] bytes and [`PUSH_EACH`] for each multiprocessor of the budget | push |
 //! | the budget is 0 multiprocessors, and no two ranks share a GPU (streams of one GPU may share a queue, in which a launch that waits holds back a peer's copies) | copy |
 //! | the GPU has bulk copies, and all is aligned to 16 bytes | bulk, on [`BULK_BLOCKS`] multiprocessors at most |
 //! | anything else | pull; with shifted loads where sources and accumulator are not aligned alike |
@@ -17,10 +17,10 @@ use sessile_plan::DType;
 
 use super::{OneShotOptions, Row};
 
-/// Bytes that a rank may send to the others by packets: above, reading is faster (docs/PERFORMANCE.md), all the sooner
-/// where fewer multiprocessors may send.
-pub(super) const PUSH_MOST: u64 = 2 << 20;
-pub(super) const PUSH_SOME: u64 = 768 << 10;
+/// Bytes that a rank may send to the others by packets, and for each multiprocessor that may send: above, reading is faster
+/// (docs/PERFORMANCE.md).
+pub(super) const PUSH_MOST: u64 = 4 << 20;
+pub(super) const PUSH_EACH: u64 = 40 << 10;
 /// Blocks with which bulk copies keep the links busy, a multiprocessor each (docs/DESIGN.md).
 pub(super) const BULK_BLOCKS: u32 = 32;
 /// Multiprocessors that are used at most.
@@ -138,8 +138,9 @@ pub(super) fn choose(round: &Round, limits: &Limits, options: &OneShotOptions) -
     let can_bulk = limits.bulk && round.aligned;
     let read = if round.even { Way::Pull } else { Way::Shift };
     let budget = options.budget.unwrap_or(MULTIPROCESSORS);
-    let most = if budget >= MULTIPROCESSORS { PUSH_MOST } else { PUSH_SOME };
-    let small = fits && bytes * others <= most;
+    // With none, as many sum as with this.
+    let active = if budget == 0 { 16 } else { budget };
+    let small = fits && bytes * others <= PUSH_MOST.min(PUSH_EACH * u64::from(active));
     let way = match options.way {
         Some(Way::Push) if fits => Way::Push,
         Some(Way::Bulk) if can_bulk => Way::Bulk,
@@ -151,9 +152,8 @@ pub(super) fn choose(round: &Round, limits: &Limits, options: &OneShotOptions) -
         None => read,
     };
     // A block that waits for peers must not keep theirs from running: all of a GPU's fit on it at once.
-    let budget = if budget == 0 { 16 } else { budget };
     let there = MULTIPROCESSORS.min(limits.multiprocessors);
-    let most = (budget.min(there) / limits.share.max(1)).max(1);
+    let most = (active.min(there) / limits.share.max(1)).max(1);
     let each = match (way, specialized(size)) {
         (Way::Push, 2) => 4,
         (Way::Push, 4) => 3,
@@ -266,15 +266,16 @@ mod tests {
     fn small_goes_by_packets_and_the_rest_as_budget_alignment_and_gpu_say() {
         let with = |budget| OneShotOptions { budget, ..OneShotOptions::default() };
         let ways = |limits: &Limits, off, budget| {
-            [1, 1 << 19, 1 << 20, 1 << 25].map(|n| choose(&round(2, n / 2, off), limits, &with(budget)).way)
+            [1, 1 << 23, 1 << 25].map(|n| choose(&round(2, n / 2, off), limits, &with(budget)).way)
         };
-        let then = |way| [Way::Push, Way::Push, way, way];
-        for budget in [None, Some(128), Some(200)] {
-            let sent = [1u64, 2 << 20, (2 << 20) + 2];
-            let way = |n| choose(&round(2, n / 2, 0), &LIMITS, &with(budget)).way;
-            assert_eq!(sent.map(way), [Way::Push, Way::Push, Way::Bulk], "{budget:?}");
+        let then = |way| [Way::Push, way, way];
+        for (budget, most) in
+            [(None, 4 << 20), (Some(200), 4 << 20), (Some(16), 640 << 10), (Some(0), 640 << 10)]
+        {
+            let way = |bytes: u64| choose(&round(2, bytes / 2, 0), &LIMITS, &with(budget)).way;
+            assert_eq!([2, most, most + 2].map(|n| way(n) == Way::Push), [true, true, false], "{budget:?}");
         }
-        for budget in [Some(1), Some(16), Some(64)] {
+        for budget in [None, Some(1), Some(16), Some(64)] {
             assert_eq!(ways(&LIMITS, 0, budget), then(Way::Bulk), "{budget:?}");
             assert_eq!(ways(&LIMITS, 2, budget), then(Way::Shift), "{budget:?}");
             let before_hopper = Limits { bulk: false, ..LIMITS };
@@ -297,7 +298,7 @@ mod tests {
     fn readers_have_a_multiprocessor_each_and_no_more_than_are_useful() {
         let blocks = |elements, options: &OneShotOptions| chosen(2, elements, 0, options).blocks;
         let default = OneShotOptions::default();
-        assert_eq!([1 << 21, 1 << 22, 1 << 25].map(|n| blocks(n, &default)), [32; 3]);
+        assert_eq!([1 << 22, 1 << 23, 1 << 25].map(|n| blocks(n, &default)), [32; 3]);
         let budgets = [0, 8, 16, 32, 64].map(|budget| OneShotOptions {
             budget: Some(budget),
             way: Some(Way::Bulk),

@@ -50,7 +50,7 @@ const MOST_TRANSFERS: usize = 8;
 /// Bytes of a pad's words, as in the kernels' source: the round and what is beside it, written, read.
 const WORDS: u64 = 4 * (32 + 32 + 32);
 /// Bytes of a pad: the words, and two mailboxes of what is sent by packets at most.
-pub(crate) const PAD: u64 = 6 << 20;
+pub(crate) const PAD: u64 = 10 << 20;
 /// Bytes of each of a pad's two mailboxes.
 const BOX: u64 = (PAD - WORDS) / 2 / 128 * 128;
 /// Bytes of a rank's block that the copy engines bring at once.
@@ -458,6 +458,6 @@ mod tests {
             assert!(source.contains(line), "{line}");
         }
         assert_eq!((MOST_RANKS, MOST_TRANSFERS, WORDS), (16, 8, 384));
-        assert!(WORDS + 2 * BOX <= PAD && BOX.is_multiple_of(16));
+        assert!(WORDS + 2 * BOX <= PAD && BOX.is_multiple_of(128) && BOX >= choice::PUSH_MOST);
     }
 }

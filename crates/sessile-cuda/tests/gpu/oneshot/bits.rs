@@ -6,7 +6,7 @@ use sessile_cuda::Way;
 use sessile_hal::{Beta, Collective, Device, Graph, Transfer};
 use sessile_plan::DType;
 
-use super::{SUM, Vista, WAYS, everyone, going, window};
+use super::{SUM, Vista, WAYS, encode, everyone, going, window};
 use crate::worlds::{Threads, can_run};
 
 /// What rank `rank` sends: sums depend on the order, with zeros of both signs, subnormals, infinities and NaN among them.
@@ -122,6 +122,41 @@ fn large_sums_have_the_defined_bits() {
             compare(&few, ranks, &[OFF[0], OFF[3]], &sizes);
         }
     }
+}
+
+/// All bits set, over a whole packet and over less, say "no packet here" in a mailbox: such elements are NaN, and arrive as
+/// that; what comes after them is not disturbed.
+#[test]
+fn elements_with_all_bits_set_arrive_as_nan() {
+    if !can_run("elements_with_all_bits_set_arrive_as_nan", 1) {
+        return;
+    }
+    going(Some(Way::Push)).results(2, |device| {
+        let comm = everyone(&device);
+        let s = device.stream("reduce").expect("stream");
+        for dtype in [DType::Bf16, DType::F32] {
+            let n = 4096usize;
+            let send = window(&device, &comm, dtype, 0, &vec![1.0; 2 * n]);
+            let grad = buffer(&device, &vec![0.0; n]);
+            let width = dtype.size() as usize;
+            // On both sides of the first block's start, over three packets, and a single element.
+            let unset = [0..8, 40..64, 1003..1004, n - 4..n];
+            for (round, all_set) in [true, false, true, false].into_iter().enumerate() {
+                let mut values = encode(dtype, &vec![1.0; 2 * n]);
+                for at in unset.iter().cloned().flatten().flat_map(|at| [at, n + at]).filter(|_| all_set) {
+                    values[at * width..(at + 1) * width].fill(0xff);
+                }
+                device.write(&s, &send, &values).expect("write");
+                let kind = Collective::ReduceScatterStore { scale: 1.0 };
+                device.collective(&s, &comm, kind, &send, &grad).expect("collective");
+                let got = read(&device, &s, &grad);
+                for (at, x) in got.iter().enumerate() {
+                    let nan = all_set && unset.iter().any(|range| range.contains(&at));
+                    assert!(if nan { x.is_nan() } else { *x == 2.0 }, "{dtype}, round {round}, {at}: {x}");
+                }
+            }
+        }
+    });
 }
 
 #[test]

@@ -21,9 +21,9 @@ fn rounds_go_on_over_graphs_and_eager_work_of_unequal_sizes() {
             let comm = everyone(&device);
             let (s, t) = (device.stream("reduce").expect("stream"), device.stream("other").expect("stream"));
             let kind = Collective::ReduceScatterAccumulate { scale: 0.5 };
-            let large = window(&device, &comm, DType::F32, 0, &vec![device.rank() as f32 + 1.0; 1 << 21]);
-            let total = buffer(&device, &vec![0.0; 1 << 20]);
-            let sizes = [16u64, 1 << 20, 300, 4096];
+            let large = window(&device, &comm, DType::F32, 0, &vec![device.rank() as f32 + 1.0; 1 << 22]);
+            let total = buffer(&device, &vec![0.0; 1 << 21]);
+            let sizes = [16u64, 1 << 21, 300, 4096];
             let graphs: Vec<_> = sizes
                 .iter()
                 .map(|n| {
@@ -45,7 +45,7 @@ fn rounds_go_on_over_graphs_and_eager_work_of_unequal_sizes() {
             }
             device.wait_stream(&t).expect("wait");
             let got = read(&device, &s, &total);
-            assert_eq!((got[0], got[16], got[301], got[1 << 19]), (360.0, 225.0, 150.0, 75.0));
+            assert_eq!((got[0], got[16], got[301], got[1 << 20]), (360.0, 225.0, 150.0, 75.0));
         });
     }
 }

@@ -52,7 +52,7 @@ fn an_input_may_be_overwritten_as_soon_as_the_launch_has_ended() {
         return;
     }
     for ranks in [2, 3] {
-        for way in [Way::Pull, Way::Bulk, Way::Copy] {
+        for way in [Way::Push, Way::Pull, Way::Bulk, Way::Copy] {
             assert_eq!(overwritten(going(Some(way)), ranks, false), 0, "{way:?}, {ranks} ranks");
         }
     }
@@ -69,6 +69,20 @@ fn without_the_exit_a_slow_rank_reads_what_was_written_after_the_launch() {
         assert_ne!(wrong, 0, "{way:?}");
         eprintln!("without the exit, {wrong} sums were wrong: {way:?}");
     }
+}
+
+/// What waits for what depends on the budget.
+#[test]
+fn members_with_different_budgets_make_no_group() {
+    if !can_run("members_with_different_budgets_make_no_group", 1) {
+        return;
+    }
+    let mut worlds = Threads::new();
+    worlds.tune = |rank, options| options.one_shot.budget = (rank == 1).then_some(16);
+    worlds.results(2, |device| {
+        let error = device.communicator("all", &[0, 1]).map(|_| ()).expect_err("one has 16, one has all");
+        assert!(matches!(&error, DeviceError::BadGroup { why, .. } if why.contains("budgets")), "{error}");
+    });
 }
 
 #[test]
