@@ -10,13 +10,16 @@
 //!   the next one begin when it has no block left to start. So a small kernel behind a large one waits for it.
 //! - **A link carries one collective at a time**, in the order in which all members were ready. Groups that name one link
 //!   share it.
-//! - Collectives take no compute and no memory bandwidth from kernels. Host waits, records, waits and joins take no time.
+//! - **A collective in flight delays the kernels of its members** by a part of its own time, [`Contention`]: none by default.
+//!   Kernels take nothing from collectives.
+//! - Host waits, records, waits and joins take no time.
 //! - Wire bytes are those that leave one rank: `(G-1)/G` of the whole for a gather, a reduce-scatter or an all-to-all, twice
 //!   that for an all-reduce. A group of one costs a copy.
 //! - Hops are G-1 around a ring, 1 where all members meet at once, `2·log2(G)` up and down a tree (all-reduce).
 
 use sessile_hal::{Collective, Kernel, Op};
 
+use crate::contention::Contention;
 use crate::memory::HostMemory;
 
 /// A link between the members of a group.
@@ -45,6 +48,8 @@ pub struct CostModel {
     pub launch_ns: u64,
     /// Host time of a graph launch, however many nodes it has.
     pub graph_launch_ns: u64,
+    /// What collectives take from kernels beside them.
+    pub contention: Contention,
     /// Links by group: a group takes the longest name that is its own, or its own up to a dot.
     pub links: Vec<(String, Link)>,
     /// The link of all other groups.
@@ -52,8 +57,8 @@ pub struct CostModel {
 }
 
 impl Default for CostModel {
-    /// 1.2 PFLOP/s, 4 TB/s, links of 500 GB/s and 20 us; 2 us for a kernel, 3 us for an enqueue, 10 us for a graph. Round
-    /// figures of a present-day device, not a measurement.
+    /// 1.2 PFLOP/s, 4 TB/s, links of 500 GB/s and 20 us; 2 us for a kernel, 3 us for an enqueue, 10 us for a graph, no
+    /// contention. Round figures of a present-day device, not a measurement.
     fn default() -> Self {
         CostModel {
             gemm_flops: 1_200_000_000_000_000,
@@ -61,6 +66,7 @@ impl Default for CostModel {
             kernel_ns: 2_000,
             launch_ns: 3_000,
             graph_launch_ns: 10_000,
+            contention: Contention::NONE,
             links: Vec::new(),
             other_link: Link {
                 name: "link".to_owned(),

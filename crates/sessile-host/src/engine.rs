@@ -123,6 +123,8 @@ pub(crate) struct RankState {
     /// What its work ran into; the next named wait for the device reports it.
     pub(crate) fault: Option<DeviceError>,
     pub(crate) spans: Vec<Span>,
+    /// By how much collectives delayed the kernels among the spans, on the virtual clock.
+    pub(crate) delay_ns: u64,
     /// Where its program stands on the virtual clock.
     pub(crate) host_time: u64,
 }
@@ -210,6 +212,7 @@ impl Engine {
             outcome: None,
             fault: None,
             spans: Vec::new(),
+            delay_ns: 0,
             host_time: 0,
         };
         Engine {

@@ -31,7 +31,7 @@
 //! | `world`, `device` | ranks and their threads; the contract's calls |
 //! | `engine` | tasks, their dependencies, meetings of collectives |
 //! | `executor` | worker threads, the scheduler, or the virtual clock |
-//! | `cost` | what work costs on the virtual clock |
+//! | `cost`, `contention` | what work costs on the virtual clock |
 //! | `waiting`, `exchange` | hosts that block, and when they can stop |
 //! | `stream`, `event`, `graph`, `capture` | what orders tasks |
 //! | `comm`, `collective` | groups, and what collectives compute |
@@ -43,6 +43,7 @@
 mod capture;
 mod collective;
 mod comm;
+mod contention;
 mod cost;
 mod device;
 mod engine;
@@ -59,6 +60,7 @@ mod waiting;
 mod world;
 
 pub use comm::HostComm;
+pub use contention::Contention;
 pub use cost::{CostModel, Link};
 pub use device::HostDevice;
 pub use event::HostEvent;

@@ -314,6 +314,15 @@ impl World {
         self.engine().record_spans = on;
     }
 
+    /// Nanoseconds by which collectives delayed the kernels of a rank, on the virtual clock, while spans were recorded and
+    /// since the last call. See [`Contention`](crate::Contention).
+    ///
+    /// # Panics
+    /// If there is no such rank, or another stands for it.
+    pub fn take_delay_ns(&self, rank: u32) -> u64 {
+        std::mem::take(&mut self.engine().ranks[rank as usize].delay_ns)
+    }
+
     fn account(&self, rank: u32) -> &Account {
         &self.handle.core.accounts[rank as usize]
     }

@@ -3,6 +3,7 @@
 use std::{num::IntErrorKind, str::FromStr};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use sessile_host::Contention;
 use sessile_model::simulate::KindSet;
 use sessile_model::{
     ReduceScatter, Repeat,
@@ -41,6 +42,12 @@ pub(crate) fn depth_or_auto(text: &str) -> Result<Depth, String> {
         "auto" => Ok(Depth::Auto),
         _ => whole(text).map(Depth::Fixed).map_err(|_| "use a whole number, such as 2, or auto".to_owned()),
     }
+}
+
+/// A part of a collective's time.
+pub(crate) fn contention(text: &str) -> Result<Contention, String> {
+    let fraction = text.parse().ok().and_then(Contention::from_fraction);
+    fraction.ok_or_else(|| "use a fraction from 0 to 1, such as 0.5".to_owned())
 }
 
 /// Multiprocessors of a launch.

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
+use sessile_host::Contention;
 use sessile_model::{
     Wanted,
     config::{GraphScope, Overlap},
@@ -155,6 +156,10 @@ struct SpeedArgs {
     /// Host time of a graph launch, in microseconds
     #[arg(long, value_name = "N", default_value_t = Speeds::default().graph_launch_us, value_parser = parse::whole::<u64>)]
     graph_launch_us: u64,
+    /// The part of a collective's time by which it delays kernels beside it, from 0, which costs them nothing, to 1, where
+    /// running beside gains nothing
+    #[arg(long, value_name = "FRACTION", default_value_t = Speeds::default().contention, value_parser = parse::contention)]
+    contention: Contention,
 }
 
 impl SimulateArgs {
@@ -170,6 +175,7 @@ impl SimulateArgs {
             kernel_us,
             launch_us,
             graph_launch_us,
+            contention,
         } = self.speeds;
         Speeds {
             gemm_tflops,
@@ -181,6 +187,7 @@ impl SimulateArgs {
             kernel_us,
             launch_us,
             graph_launch_us,
+            contention,
         }
     }
 }

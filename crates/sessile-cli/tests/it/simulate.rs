@@ -192,6 +192,26 @@ fn simulations_are_equal_over_runs_and_folding() {
 }
 
 #[test]
+fn contention_is_told_and_exposes_more() {
+    let sandbox = Sandbox::new();
+    let told = |options: &str| {
+        let text = sandbox.run(&format!("simulate --model nemotron4-quarter --json s.json {options}")).good();
+        let left_out = text.contains("what collectives take from kernels beside them");
+        (left_out, document(&sandbox, "s.json"))
+    };
+    let ((left_out, free), (is_in, contended)) = (told(""), told("--contention 0.25"));
+    assert!(left_out && !is_in);
+    assert_eq!(
+        (&free["device"]["contention"], &contended["device"]["contention"]),
+        (&0.0.into(), &0.25.into())
+    );
+    let backward = |document: &Value, field: &str| document["runs"][0]["backward"][field].as_u64().unwrap();
+    assert_eq!(backward(&free, "compute_ns"), backward(&contended, "compute_ns"));
+    assert!(backward(&free, "exposed_ns") < backward(&contended, "exposed_ns"));
+    assert!(backward(&free, "total_ns") < backward(&contended, "total_ns"));
+}
+
+#[test]
 fn bad_models_and_options_are_bad_input() {
     let sandbox = sandbox();
     sandbox.write("typo.toml", MODEL.replace("stride", "strid"));
@@ -215,6 +235,9 @@ fn bad_models_and_options_are_bad_input() {
         ("simulate --model model.toml --kind-set upstream --reduce-scatter one_shot", "one_shot"),
         ("simulate --model nemotron4-340b --mtp 1", "dsv3"),
         ("simulate --model model.toml --node-gbs 0", "above 0"),
+        ("simulate --model model.toml --contention NaN", "from 0 to 1"),
+        ("simulate --model model.toml --contention -1", "from 0 to 1"),
+        ("simulate --model model.toml --contention 1.5", "from 0 to 1"),
         ("simulate --model model.toml --json model.toml", "is read"),
     ];
     for (line, expected) in cases {

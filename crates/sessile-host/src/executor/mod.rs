@@ -1,5 +1,6 @@
 //! Who runs ready tasks: worker threads, one deterministic scheduler, or the virtual clock.
 
+mod compute;
 pub(crate) mod scheduled;
 pub(crate) mod simulated;
 pub(crate) mod threads;

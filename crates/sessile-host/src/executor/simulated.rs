@@ -9,6 +9,9 @@
 //! rank's compute engine, meetings for the links of all members; both serve in the order of readiness, and ties go by
 //! rank and place in the program, so the times are a function of the programs and the cost model alone.
 //!
+//! Where collectives delay kernels, the end of a running kernel moves with each collective that begins or ends beside it: a
+//! later revision of the event takes the place of the earlier one.
+//!
 //! Events are handled only while every host is blocked. A host goes on at the time of the event that ended its wait, or
 //! later, so nothing is ever enqueued in the past.
 
@@ -18,16 +21,20 @@ use std::collections::{BinaryHeap, HashMap};
 use sessile_hal::Ticket;
 
 use crate::collective::Call;
+use crate::contention::Contention;
 use crate::cost::{CostModel, Costs};
 use crate::engine::{Clock, Engine, Step, TaskId, Work};
+use crate::executor::compute::{Compute, Running};
 use crate::sync::lock;
 
 /// What happens next, and when everything is free again.
 pub(crate) struct Timeline {
     costs: CostModel,
     events: BinaryHeap<Reverse<Event>>,
-    /// When each rank's compute engine is free.
-    engines: Vec<u64>,
+    /// Each rank's kernels.
+    engines: Vec<Compute>,
+    /// Collectives that delay kernels, and of which ranks.
+    in_flight: HashMap<TaskId, Vec<u32>>,
     /// When each rank's links are free.
     links: HashMap<(u32, String), u64>,
 }
@@ -36,6 +43,8 @@ pub(crate) struct Timeline {
 enum What {
     /// Its work is over: before anything else that happens at the same time.
     Ends,
+    /// It is in flight, and delays kernels.
+    Begins,
     /// It waits for its engine or its links.
     Ready,
 }
@@ -49,11 +58,25 @@ struct Event {
     ticket: Ticket,
     node: Option<u32>,
     task: TaskId,
+    /// Of a kernel's end: 0 of all else.
+    revision: u64,
 }
 
 impl Timeline {
     pub(crate) fn new(costs: CostModel, ranks: usize) -> Self {
-        Timeline { costs, events: BinaryHeap::new(), engines: vec![0; ranks], links: HashMap::new() }
+        let engines = (0..ranks).map(|_| Compute::new(costs.contention)).collect();
+        let (events, in_flight, links) = (BinaryHeap::new(), HashMap::new(), HashMap::new());
+        Timeline { costs, events, engines, in_flight, links }
+    }
+
+    /// The next event that is still to happen.
+    fn next(&mut self) -> Option<Event> {
+        loop {
+            let Reverse(event) = self.events.pop()?;
+            if event.revision == 0 || self.engines[event.rank as usize].expects(event.revision) {
+                return Some(event);
+            }
+        }
     }
 
     /// Host time of an enqueue, or of a graph launch.
@@ -69,19 +92,16 @@ pub(crate) fn run(engine: &mut Engine) {
         if engine.settle() {
             return;
         }
-        let event = engine.timeline.as_mut().and_then(|timeline| timeline.events.pop());
-        let Some(Reverse(event)) = event else {
+        let Some(event) = engine.timeline.as_mut().and_then(Timeline::next) else {
             engine.stall();
             return;
         };
         engine.clock = Clock::Virtual(event.at);
         match event.what {
-            What::Ready => {
-                if let Some(end) = engine.occupy(event.task, event.at) {
-                    engine.expect(event.task, What::Ends, end);
-                }
-            }
+            What::Ready => engine.occupy(event.task, event.at),
+            What::Begins => engine.crowd(event.task, event.at),
             What::Ends => {
+                engine.vacate(&event);
                 // Gone if its group failed meanwhile.
                 if let Some(job) = engine.job(event.task) {
                     let (tasks, result) = job.run(false);
@@ -95,62 +115,116 @@ pub(crate) fn run(engine: &mut Engine) {
 impl Engine {
     /// A task, or a meeting by its first part, has only to find its engine or links free from `at` on.
     pub(crate) fn ready_at(&mut self, id: TaskId, at: u64) {
-        self.expect(id, What::Ready, at);
+        self.expect(id, What::Ready, at, 0);
     }
 
-    fn expect(&mut self, id: TaskId, what: What, at: u64) {
+    fn expect(&mut self, id: TaskId, what: What, at: u64, revision: u64) {
         let (Some(timeline), Some(task)) = (&mut self.timeline, self.tasks.get(&id)) else { return };
         let (rank, ticket, node) = (task.rank, task.ticket, task.node);
-        timeline.events.push(Reverse(Event { at, what, rank, ticket, node, task: id }));
+        timeline.events.push(Reverse(Event { at, what, rank, ticket, node, task: id, revision }));
     }
 
-    /// Takes what the task needs as soon as it is free from `at` on; when it will have ended.
-    fn occupy(&mut self, id: TaskId, at: u64) -> Option<u64> {
+    /// A kernel runs: where its end is known, it is to be expected.
+    fn expect_kernel(&mut self, running: Option<Running>) {
+        let Some(Running { task, begun, end, revision }) = running else { return };
+        if let Some(task) = self.tasks.get_mut(&task) {
+            task.begun = begun;
+        }
+        if let Some(end) = end {
+            self.expect(task, What::Ends, end, revision);
+        }
+    }
+
+    /// Takes what the task needs as soon as it is free from `at` on.
+    fn occupy(&mut self, id: TaskId, at: u64) {
+        let (Some(timeline), Some(task)) = (&mut self.timeline, self.tasks.get(&id)) else { return };
+        if let Work::Op(op) = &task.work {
+            let alone = timeline.costs.op_ns(op);
+            let running = timeline.engines[task.rank as usize].push(id, alone, at);
+            return self.expect_kernel(running);
+        }
+        let contends = timeline.costs.contention != Contention::NONE;
+        let Some((begin, end)) = self.occupy_links(id, at) else { return };
+        if contends && begin < end {
+            self.expect(id, What::Begins, begin, 0);
+        }
+        self.expect(id, What::Ends, end, 0);
+    }
+
+    /// Takes the links of a collective: from when until when.
+    fn occupy_links(&mut self, id: TaskId, at: u64) -> Option<(u64, u64)> {
+        let members = self.members(id)?;
         let timeline = self.timeline.as_mut()?;
-        let task = self.tasks.get(&id)?;
-        let (rank, mut begin) = (task.rank, at);
-        match &task.work {
-            Work::Mark => None,
-            Work::Op(op) => {
-                let free = &mut timeline.engines[rank as usize];
-                begin = begin.max(*free);
-                let end = begin.saturating_add(timeline.costs.op_ns(op));
-                *free = end;
-                if let Some(task) = self.tasks.get_mut(&id) {
-                    task.begun = begin;
-                }
-                Some(end)
-            }
+        let (link, length) = match &self.tasks.get(&id)?.work {
+            Work::Mark | Work::Op(_) => return None,
             Work::Reads(step) => {
                 let reads = step.reads()?;
                 let link = timeline.costs.link(&reads.call().group).name.clone();
-                let costs = cost_of(&timeline.costs, reads.call());
-                let free = timeline.links.entry((rank, link)).or_default();
-                begin = begin.max(*free);
-                *free = begin.saturating_add(costs.transfer);
-                Some(*free)
+                (link, cost_of(&timeline.costs, reads.call()).transfer)
             }
-            Work::Part { group, number, call, step, .. } => {
+            Work::Part { group, call, step, .. } => {
                 let costs = cost_of(&timeline.costs, call);
                 let length = match step {
                     Step::Whole => costs.latency.saturating_add(costs.transfer),
                     Step::Enter(_) => costs.latency,
                     Step::Leave(_) => 0,
                 };
-                let link = &timeline.costs.link(&group.name).name;
+                (timeline.costs.link(&group.name).name.clone(), length)
+            }
+        };
+        let keys: Vec<_> = members.iter().map(|&rank| (rank, link.clone())).collect();
+        let free = keys.iter().filter_map(|key| timeline.links.get(key)).max();
+        let begin = at.max(free.copied().unwrap_or(0));
+        let end = begin.saturating_add(length);
+        timeline.links.extend(keys.into_iter().map(|key| (key, end)));
+        Some((begin, end))
+    }
+
+    /// The ranks whose links a collective takes, and whose kernels it delays.
+    fn members(&self, id: TaskId) -> Option<Vec<u32>> {
+        let task = self.tasks.get(&id)?;
+        match &task.work {
+            Work::Mark | Work::Op(_) => None,
+            Work::Reads(_) => Some(vec![task.rank]),
+            Work::Part { group, number, .. } => {
                 let parts = lock(&group.state).meetings.get(number)?.parts.clone();
-                let members: Vec<u32> =
-                    parts.iter().flatten().filter_map(|id| Some(self.tasks.get(id)?.rank)).collect();
-                let keys: Vec<_> = members.iter().map(|&rank| (rank, link.clone())).collect();
-                let free = keys.iter().filter_map(|key| timeline.links.get(key)).max();
-                begin = begin.max(free.copied().unwrap_or(0));
-                let end = begin.saturating_add(length);
-                for key in keys {
-                    timeline.links.insert(key, end);
-                }
-                Some(end)
+                Some(parts.iter().flatten().filter_map(|id| Some(self.tasks.get(id)?.rank)).collect())
             }
         }
+    }
+
+    /// A collective is in flight from `at` on.
+    fn crowd(&mut self, id: TaskId, at: u64) {
+        let Some(members) = self.members(id) else { return };
+        for &rank in &members {
+            self.set_beside(rank, at, |collectives| collectives + 1);
+        }
+        if let Some(timeline) = &mut self.timeline {
+            timeline.in_flight.insert(id, members);
+        }
+    }
+
+    /// What had its turn, or was in flight, is so no longer.
+    fn vacate(&mut self, event: &Event) {
+        let Some(timeline) = &mut self.timeline else { return };
+        let rank = event.rank as usize;
+        if event.revision != 0 {
+            let (delay, running) = timeline.engines[rank].pop(event.at);
+            if self.record_spans {
+                self.ranks[rank].delay_ns += delay;
+            }
+            return self.expect_kernel(running);
+        }
+        for rank in timeline.in_flight.remove(&event.task).into_iter().flatten() {
+            self.set_beside(rank, event.at, |collectives| collectives - 1);
+        }
+    }
+
+    fn set_beside(&mut self, rank: u32, at: u64, change: impl Fn(u64) -> u64) {
+        let Some(timeline) = &mut self.timeline else { return };
+        let compute = &mut timeline.engines[rank as usize];
+        let running = compute.set_beside(change(compute.beside()), at);
+        self.expect_kernel(running);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The virtual clock, memory without bytes, and one rank that stands for many.
 
 use sessile_hal::{Collective, Comm, Device, DeviceError, Kernel, Memory, Span, View};
-use sessile_host::{CostModel, Data, HostDevice, Link, World, WorldOptions};
+use sessile_host::{Contention, CostModel, Data, HostDevice, Link, World, WorldOptions};
 use sessile_plan::{DType, Domain};
 
 use super::support::{add, buffer, copy, fill, raw, read, spin};
@@ -20,15 +20,25 @@ fn costs() -> CostModel {
         kernel_ns: 0,
         launch_ns: 10,
         graph_launch_ns: 100,
+        contention: Contention::NONE,
         links: vec![("a".into(), link("one")), ("b".into(), link("one")), ("c".into(), link("other"))],
         other_link: link("rest"),
     }
 }
 
 fn simulate<T: Send>(ranks: u32, data: Data, program: impl Fn(&HostDevice) -> T + Sync) -> Vec<T> {
-    let world = World::new(WorldOptions::simulated(ranks, costs(), data));
+    run(&contended(ranks, 0.0, data), program)
+}
+
+fn run<T: Send>(world: &World, program: impl Fn(&HostDevice) -> T + Sync) -> Vec<T> {
     let results = world.run(|device| Ok::<T, DeviceError>(program(&device)));
     results.into_iter().map(|result| result.unwrap_or_else(|why| panic!("{why}"))).collect()
+}
+
+/// A world where collectives take this from kernels.
+fn contended(ranks: u32, fraction: f64, data: Data) -> World {
+    let contention = Contention::from_fraction(fraction).expect("a fraction");
+    World::new(WorldOptions::simulated(ranks, CostModel { contention, ..costs() }, data))
 }
 
 fn times(spans: &[Span]) -> Vec<(u64, u64)> {
@@ -61,6 +71,58 @@ fn kernels_of_a_rank_take_turns_and_a_collective_runs_beside_them() {
         let reduce = (8_010, 8_010 + 1_000 + 2_000);
         assert_eq!(spans, [first, second, reduce, (12_010, 20_010)]);
     }
+}
+
+/// Two spins of 8 us on each rank, and beside them, from about 20 ns on, a reduce-scatter of 1,000 ns and 2,000 bytes in each
+/// of these groups. When the spins begin and end, and by how much they were delayed.
+fn spins_beside(fraction: f64, kind: Collective, groups: &[&str]) -> ([(u64, u64); 2], u64) {
+    let world = contended(2, fraction, Data::ShapeOnly);
+    let spans = run(&world, |device| {
+        let compute = device.stream("compute").expect("stream");
+        let mut reductions = Vec::new();
+        for name in groups {
+            let group = device.communicator(name, &[0, 1]).expect("group");
+            let memory = device.alloc(4_000, &Domain::Symmetric((*name).to_owned()), "sent").expect("alloc");
+            device.register_window(&group, &memory).expect("register");
+            let sent = View::whole(&memory, DType::F32).expect("aligned");
+            reductions.push((device.stream(name).expect("stream"), group, sent, raw(device, 500, "part")));
+        }
+        spin(device, &compute, 8);
+        for (stream, group, sent, part) in &reductions {
+            device.collective(stream, group, kind, sent, part).expect("enqueue");
+        }
+        spin(device, &compute, 8);
+        let streams: Vec<_> = reductions.iter().map(|(stream, ..)| stream).chain([&compute]).collect();
+        let spans = done(device, &streams);
+        [spans[0], spans[spans.len() - 1]]
+    });
+    let delays = [0, 1].map(|rank| world.take_delay_ns(rank));
+    assert_eq!((spans[0], delays[0]), (spans[1], delays[1]), "both ranks are delayed alike");
+    (spans[0], delays[0])
+}
+
+#[test]
+fn a_collective_delays_kernels_beside_it_by_a_part_of_its_own_time() {
+    let kinds = [Collective::ReduceScatter, Collective::ReduceScatterAccumulate { scale: 1.0 }];
+    for kind in kinds {
+        for (fraction, delay) in [(0.0, 0), (0.25, 750), (0.5, 1_500), (1.0, 3_000)] {
+            let first = 8_010 + delay;
+            let expected = ([(10, first), (first, first + 8_000)], delay);
+            assert_eq!(spins_beside(fraction, kind, &["a"]), expected, "{kind:?}, contention {fraction}");
+        }
+    }
+}
+
+#[test]
+fn collectives_in_turns_and_at_once_delay_kernels_each_by_its_part() {
+    // a and b share a link, a and c do not.
+    for groups in [["a", "b"], ["a", "c"]] {
+        let (_, delay) = spins_beside(0.25, Collective::ReduceScatter, &groups);
+        assert_eq!(delay, 1_500, "{groups:?}");
+    }
+    // Beside two at once a kernel stands still, and no more than that.
+    let (_, delay) = spins_beside(1.0, Collective::ReduceScatter, &["a", "c"]);
+    assert_eq!(delay, 3_010, "from 20 to 3,030");
 }
 
 #[test]
@@ -137,8 +199,9 @@ fn a_host_that_waited_goes_on_at_the_end_of_what_it_waited_for() {
 
 #[test]
 fn times_do_not_depend_on_host_threads() {
-    let run = || {
-        simulate(6, Data::ShapeOnly, |device| {
+    let times = |fraction| {
+        let world = contended(6, fraction, Data::ShapeOnly);
+        run(&world, |device| {
             let rank = device.rank();
             let pair = [rank / 2 * 2, rank / 2 * 2 + 1];
             let near = device.communicator(&format!("a.{}", rank / 2), &pair).expect("group");
@@ -155,11 +218,14 @@ fn times_do_not_depend_on_host_threads() {
             done(device, &[&one, &two])
         })
     };
-    let first = run();
-    assert!(first.iter().all(|spans| spans.len() == 32));
-    for _ in 0..10 {
-        assert_eq!(run(), first);
+    for fraction in [0.0, 0.3] {
+        let first = times(fraction);
+        assert!(first.iter().all(|spans| spans.len() == 32));
+        for _ in 0..10 {
+            assert_eq!(times(fraction), first);
+        }
     }
+    assert_ne!(times(0.0), times(0.3));
 }
 
 #[test]
@@ -239,12 +305,17 @@ fn uniform(device: &HostDevice, ranks: u32) -> (Vec<(u64, u64)>, usize) {
 
 #[test]
 fn one_rank_stands_for_64_to_the_nanosecond() {
-    let all = simulate(64, Data::ShapeOnly, |device| uniform(device, 64));
-    let folded = simulate(64, Data::Folded, |device| uniform(device, 64));
-    assert_eq!((all.len(), folded.len()), (64, 1));
-    assert_eq!(folded[0].1, 64, "an exchange has an answer for each member");
-    assert!(folded[0].0.len() >= 15, "{folded:?}");
-    for (rank, other) in all.iter().enumerate() {
-        assert_eq!(*other, folded[0], "rank {rank}");
+    for fraction in [0.0, 0.4] {
+        let (all, folded) = (contended(64, fraction, Data::ShapeOnly), contended(64, fraction, Data::Folded));
+        let of = |world| run(world, |device| uniform(device, 64));
+        let (spans, one) = (of(&all), of(&folded));
+        assert_eq!((spans.len(), one.len()), (64, 1));
+        assert_eq!(one[0].1, 64, "an exchange has an answer for each member");
+        assert!(one[0].0.len() >= 15, "{one:?}");
+        let delay = folded.take_delay_ns(0);
+        assert_eq!(delay > 0, fraction > 0.0, "{delay}");
+        for (rank, other) in (0..).zip(&spans) {
+            assert_eq!((other, all.take_delay_ns(rank)), (&one[0], delay), "rank {rank}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Everything a simulation depends on.
 
 use sessile_gtp::{ChainKind, Choice, Situation, Wanted, choose};
-use sessile_host::{CostModel, Link};
+use sessile_host::{Contention, CostModel, Link};
 use sessile_plan::{DType, PlanOptions, limits::RUNNERS_MAX};
 
 use super::shapes::{GroupShape, ModelShape, WeightShape};
@@ -28,10 +28,13 @@ pub struct Speeds {
     pub launch_us: u64,
     /// Host time of a graph launch, in microseconds.
     pub graph_launch_us: u64,
+    /// The part of a collective's time by which it delays kernels beside it.
+    pub contention: Contention,
 }
 
 impl Default for Speeds {
-    /// 1.2 PFLOP/s, 4 TB/s, 500 and 45 GB/s, 20 us; 5 us a hop between nodes, 2 us a kernel, 3 us an enqueue, 10 us a graph.
+    /// 1.2 PFLOP/s, 4 TB/s, 500 and 45 GB/s, 20 us; 5 us a hop between nodes, 2 us a kernel, 3 us an enqueue, 10 us a graph; no
+    /// contention, so exposed time is the least that speeds like these leave.
     fn default() -> Self {
         Speeds {
             gemm_tflops: 1200,
@@ -43,6 +46,7 @@ impl Default for Speeds {
             kernel_us: 2,
             launch_us: 3,
             graph_launch_us: 10,
+            contention: Contention::NONE,
         }
     }
 }
@@ -233,6 +237,7 @@ impl SimulateConfig {
             kernel_ns: speeds.kernel_us * 1_000,
             launch_ns: speeds.launch_us * 1_000,
             graph_launch_ns: speeds.graph_launch_us * 1_000,
+            contention: speeds.contention,
             links: links.collect(),
             other_link: link("network", speeds.network_gbs, speeds.hop_us),
         }

@@ -6,6 +6,8 @@
 //!                         ^^            ^^            exposed: a collective is in flight, no kernel runs
 //!                                               ^^    idle: neither
 //! ```
+//!
+//! A kernel that collectives beside it delay takes longer by that much, which is exposed time, too, and no compute.
 
 use std::collections::HashMap;
 
@@ -17,11 +19,11 @@ use sessile_runtime::log::{Entry, RankLog, Work};
 pub struct PhaseTimes {
     /// From the first begin to the last end.
     pub total_ns: u64,
-    /// While a kernel runs.
+    /// While a kernel runs, without its delay.
     pub compute_ns: u64,
     /// While a collective is in flight: from when this rank's part could begin to its end.
     pub communication_ns: u64,
-    /// While a collective is in flight and no kernel runs.
+    /// While a collective is in flight and no kernel runs, and by how much collectives delay kernels.
     pub exposed_ns: u64,
     /// While neither.
     pub idle_ns: u64,
@@ -65,13 +67,13 @@ impl<'a> Kinds<'a> {
         matches!(work, Some(Work::Collective { .. }))
     }
 
-    /// The times of a phase whose spans these are.
-    pub(super) fn times(&self, spans: &[Span]) -> PhaseTimes {
+    /// The times of a phase whose spans these are, and whose kernels were delayed by so much.
+    pub(super) fn times(&self, spans: &[Span], delay_ns: u64) -> PhaseTimes {
         let of = |collective| {
             let of_kind = spans.iter().filter(move |span| self.is_collective(span) == collective);
             merged(of_kind.map(|span| (span.begin, span.end)).collect())
         };
-        times(&of(false), &of(true))
+        times(&of(false), &of(true), delay_ns)
     }
 }
 
@@ -92,11 +94,11 @@ fn length(intervals: &[(u64, u64)]) -> u64 {
     intervals.iter().map(|(begin, end)| end - begin).sum()
 }
 
-fn times(kernels: &[(u64, u64)], collectives: &[(u64, u64)]) -> PhaseTimes {
+fn times(kernels: &[(u64, u64)], collectives: &[(u64, u64)], delay_ns: u64) -> PhaseTimes {
     let either = merged([kernels, collectives].concat());
     let (Some(first), Some(last)) = (either.first(), either.last()) else { return PhaseTimes::default() };
     let total_ns = last.1 - first.0;
-    let (compute_ns, busy) = (length(kernels), length(&either));
+    let (compute_ns, busy) = (length(kernels) - delay_ns, length(&either));
     PhaseTimes {
         total_ns,
         compute_ns,
@@ -121,7 +123,9 @@ mod tests {
             exposed_ns: 15 + 10 + 10,
             idle_ns: 5 + 10,
         };
-        assert_eq!(times(&kernels, &collectives), expected);
-        assert_eq!(times(&[], &[]), PhaseTimes::default());
+        assert_eq!(times(&kernels, &collectives, 0), expected);
+        assert_eq!(times(&[], &[], 0), PhaseTimes::default());
+        let delayed = PhaseTimes { compute_ns: 30 - 7, exposed_ns: 35 + 7, ..expected };
+        assert_eq!(times(&kernels, &collectives, 7), delayed);
     }
 }

@@ -20,7 +20,7 @@ mod shapes;
 
 use std::time::Duration;
 
-use sessile_hal::{Device, Span};
+use sessile_hal::{Comm, Device, Span};
 use sessile_host::{Data, HostDevice, RankFailure, World, WorldOptions};
 use sessile_plan::{Plan, StepCut, Trace};
 use sessile_runtime::{
@@ -76,13 +76,21 @@ impl Simulated {
     }
 }
 
+/// What the device tells of a phase.
+#[derive(Clone, Default)]
+struct Settled {
+    spans: Vec<Span>,
+    /// By how much collectives delayed the kernels among them.
+    delay_ns: u64,
+}
+
 /// What one rank gives.
 struct RankOutcome {
     trace: Trace,
     plan: Plan,
     persistent_bytes: u64,
     eager_bytes: u64,
-    phases: [Vec<Span>; 3],
+    phases: [Settled; 3],
     log: RankLog,
 }
 
@@ -118,11 +126,13 @@ fn finish(
     };
     let log = std::mem::take(&mut first.log);
     let kinds = Kinds::new(&log);
-    let [backward, sync, optimizer] = first.phases.each_ref().map(|spans| kinds.times(spans));
-    let mut spans = vec![first.phases.concat()];
+    let times = |phase: &Settled| kinds.times(&phase.spans, phase.delay_ns);
+    let [backward, sync, optimizer] = first.phases.each_ref().map(times);
+    let spans_of = |phases: &[Settled; 3]| phases.each_ref().map(|phase| phase.spans.as_slice()).concat();
+    let mut spans = vec![spans_of(&first.phases)];
     let mut logs = vec![log];
     for rank in ranks {
-        spans.push(rank.phases.concat());
+        spans.push(spans_of(&rank.phases));
         logs.push(rank.log);
     }
     let RankOutcome { trace, plan, persistent_bytes, eager_bytes, .. } = first;
@@ -134,7 +144,7 @@ impl RankOutcome {
     fn of(
         runtime: &Runtime<Recorded<HostDevice>>,
         persistent_bytes: u64,
-        phases: [Vec<Span>; 3],
+        phases: [Settled; 3],
         device: &Recorded<HostDevice>,
     ) -> Result<RankOutcome, RuntimeError> {
         let (Some(trace), Some(plan)) = (runtime.trace(), runtime.plan()) else {
@@ -162,36 +172,39 @@ fn run_rank(config: &SimulateConfig, world: &World, device: HostDevice) -> Resul
     let persistent_bytes = world.live_bytes(rank);
     world.record_spans(false);
     program.begin_step()?;
-    settle(&mut program, &device)?;
+    settle(&mut program, &device, world)?;
     world.record_spans(true);
     program.discover()?;
-    let spans = settle(&mut program, &device)?;
+    let discovered = settle(&mut program, &device, world)?;
     world.record_spans(false);
-    program.runtime().measure(&spans)?;
+    program.runtime().measure(&discovered.spans)?;
     program.runtime().seal(&config.model.name, &config.plan)?;
     program.capture()?;
     // Behind a barrier every step is like the first.
     let steps = if config.plan.step_cut == StepCut::Wrap { 2 } else { 1 };
-    let mut phases = [const { Vec::new() }; 3];
+    let mut phases: [Settled; 3] = Default::default();
     for _ in 0..steps {
         program.begin_step()?;
-        settle(&mut program, &device)?;
+        settle(&mut program, &device, world)?;
         world.record_spans(true);
         program.replay()?;
-        phases[0] = settle(&mut program, &device)?;
+        phases[0] = settle(&mut program, &device, world)?;
         program.sync()?;
-        phases[1] = settle(&mut program, &device)?;
+        phases[1] = settle(&mut program, &device, world)?;
         program.optimize()?;
-        phases[2] = settle(&mut program, &device)?;
+        phases[2] = settle(&mut program, &device, world)?;
     }
     RankOutcome::of(program.gtp().runtime_ref(), persistent_bytes, phases, &device)
 }
 
-/// Waits for all ranks and all work, and takes the spans since the last time.
-fn settle<D: Device>(program: &mut Program<D>, device: &D) -> Result<Vec<Span>, RuntimeError> {
-    use sessile_hal::Comm;
+/// Waits for all ranks and all work, and takes what the device tells of the time since the last call.
+fn settle(
+    program: &mut impl HasRuntime<Recorded<HostDevice>>,
+    device: &Recorded<HostDevice>,
+    world: &World,
+) -> Result<Settled, RuntimeError> {
     let runtime = program.runtime();
     device.wait_stream(runtime.main())?;
     runtime.world().exchange(&[])?;
-    Ok(device.take_spans())
+    Ok(Settled { spans: device.take_spans(), delay_ns: world.take_delay_ns(device.rank()) })
 }

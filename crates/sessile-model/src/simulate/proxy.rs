@@ -1,14 +1,14 @@
 //! The transformer that training runs use, on the virtual clock and without data: the very code that `sessile train` runs.
 
 use sessile_gtp::Gtp;
-use sessile_hal::{Comm, Device, Span};
+use sessile_hal::Device;
 use sessile_host::{HostDevice, World};
 use sessile_runtime::{
-    HasRuntime, RuntimeError,
+    RuntimeError,
     log::{LogLevel, Recorded},
 };
 
-use super::{RankOutcome, SimulateConfig, Simulated, finish, world};
+use super::{RankOutcome, Settled, SimulateConfig, Simulated, finish, settle, world};
 use crate::{
     config::TrainConfig,
     train::TrainError,
@@ -39,28 +39,21 @@ fn run_rank(
     let device = Recorded::new(device, LogLevel::On);
     let mut trainer = Trainer::new(config, device.clone(), text, true)?;
     let persistent_bytes = world.live_bytes(rank);
-    settle(&mut trainer, &device)?;
+    settle(&mut trainer, &device, world)?;
     trainer.train_step(Execution::Discover)?;
-    let spans = settle(&mut trainer, &device)?;
+    let discovered = settle(&mut trainer, &device, world)?;
     world.record_spans(false);
-    let (options, _) = trainer.measure(&spans)?;
+    let (options, _) = trainer.measure(&discovered.spans)?;
     trainer.seal_with(&options)?;
     trainer.capture_all()?;
     trainer.begin_step()?;
-    settle(&mut trainer, &device)?;
+    settle(&mut trainer, &device, world)?;
     world.record_spans(true);
     trainer.run_microbatches(Execution::Replay)?;
     trainer.runtime_mut().join()?;
-    let backward = settle(&mut trainer, &device)?;
+    let backward = settle(&mut trainer, &device, world)?;
     trainer.finish_step()?;
-    let optimizer = settle(&mut trainer, &device)?;
+    let optimizer = settle(&mut trainer, &device, world)?;
     let gtp: &Gtp<_> = trainer.gtp();
-    RankOutcome::of(gtp.runtime_ref(), persistent_bytes, [backward, Vec::new(), optimizer], &device)
-}
-
-fn settle<D: Device>(trainer: &mut Trainer<'_, D>, device: &D) -> Result<Vec<Span>, RuntimeError> {
-    let runtime = trainer.runtime();
-    device.wait_stream(runtime.main())?;
-    runtime.world().exchange(&[])?;
-    Ok(device.take_spans())
+    RankOutcome::of(gtp.runtime_ref(), persistent_bytes, [backward, Settled::default(), optimizer], &device)
 }

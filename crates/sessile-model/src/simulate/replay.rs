@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The device is that of [`simulate`](super::simulate). Kernels of a rank take turns, collectives of one group too; groups
-//! have links of their own. A graph launch takes 10 us of host time. Alternative steps run one after the other.
+//! have links of their own, and delay no kernels: measured durations hold such delays. A graph launch takes 10 us of host
+//! time. Alternative steps run one after the other.
 //!
 //! Durations are those that the trace holds. A trace without any gets modelled ones: see [`modelled_ns`].
 
@@ -82,7 +83,7 @@ pub fn modelled_ns(runner: &Runner) -> Vec<u64> {
 /// Those of the device.
 pub fn replay(trace: &Trace, plan: &Plan) -> Result<PhaseTimes, DeviceError> {
     let (log, spans) = played(trace, plan)?;
-    Ok(Kinds::new(&log).times(&spans))
+    Ok(Kinds::new(&log).times(&spans, 0))
 }
 
 /// The same replay as a timeline takes it: the log of the one rank that ran, and its spans.

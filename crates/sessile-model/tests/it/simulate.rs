@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use sessile_gtp::{ReduceScatter, Wanted};
+use sessile_host::Contention;
 use sessile_model::{
     TrainConfig,
     config::{GraphScope, Mode},
     simulate::{
-        Candidate, GroupShape, KindSet, LayerShape, ModelShape, ModuleShape, SimulateConfig, Simulated,
-        Speeds, WeightShape, auto_depth, built_in, depth_of_trace, depth_text, replay, simulate,
+        Candidate, GroupShape, KindSet, LayerShape, ModelShape, ModuleShape, PhaseTimes, SimulateConfig,
+        Simulated, Speeds, WeightShape, auto_depth, built_in, depth_of_trace, depth_text, replay, simulate,
         simulate_proxy,
     },
     train,
@@ -131,6 +132,43 @@ fn serial_launches_expose_their_last_reduce_scatter_to_the_nanosecond() {
     let overlapped = run(&config).backward;
     assert_eq!(overlapped.compute_ns, serial.compute_ns);
     assert!(overlapped.exposed_ns < serial.exposed_ns, "{overlapped:?}");
+}
+
+fn contention(fraction: f64) -> Contention {
+    Contention::from_fraction(fraction).expect("a fraction")
+}
+
+#[test]
+fn contention_exposes_more_until_overlap_gains_nothing() {
+    for name in ["nemotron4-quarter", "dsv3"] {
+        let model = built_in(name, 0, false).expect("known");
+        let at = |fraction, depth| {
+            let mut config = SimulateConfig::new(model.clone());
+            config.plan.depth = depth;
+            config.speeds.contention = contention(fraction);
+            run(&config).backward
+        };
+        let times = [0.0, 0.25, 0.5, 0.75, 1.0].map(|fraction| at(fraction, 2));
+        for pair in times.windows(2) {
+            assert!(
+                pair[0].total_ns < pair[1].total_ns && pair[0].exposed_ns < pair[1].exposed_ns,
+                "{pair:?}"
+            );
+            assert_eq!(pair[0].compute_ns, pair[1].compute_ns, "{name}");
+        }
+        for backward in times {
+            let PhaseTimes { total_ns, compute_ns, exposed_ns, idle_ns, .. } = backward;
+            assert_eq!(compute_ns + exposed_ns + idle_ns, total_ns, "{name}");
+        }
+        let (serial, nothing) = (at(1.0, 1), times[4]);
+        assert_eq!(
+            nothing.total_ns,
+            nothing.compute_ns + nothing.communication_ns + nothing.idle_ns,
+            "{name}"
+        );
+        assert_eq!((nothing.total_ns, nothing.exposed_ns), (serial.total_ns, serial.exposed_ns), "{name}");
+        assert_eq!(times[0], run(&SimulateConfig::new(model)).backward, "{name}: none is the default");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What `--json` writes.
 
 use serde::Serialize;
+use sessile_host::Contention;
 use sessile_model::{
     config::GraphScope,
     simulate::{Candidate, KindSet, PhaseTimes, SimulateConfig, Simulated},
@@ -54,6 +55,7 @@ pub(super) struct Device {
     pub(super) kernel_us: u64,
     pub(super) launch_us: u64,
     pub(super) graph_launch_us: u64,
+    pub(super) contention: f64,
     pub(super) gpus_per_node: u32,
 }
 
@@ -142,7 +144,7 @@ impl Document {
         let auto = candidates.map(|table| Auto::new(table, args.choices.memory_limit));
         Document {
             schema: "sessile.simulate",
-            version: 1,
+            version: 2,
             model: config.model.name.clone(),
             scope: config.scope,
             wgrad_dtype: config.wgrad_dtype,
@@ -170,6 +172,7 @@ fn device(config: &SimulateConfig) -> Device {
         kernel_us: speeds.kernel_us,
         launch_us: speeds.launch_us,
         graph_launch_us: speeds.graph_launch_us,
+        contention: speeds.contention.fraction(),
         gpus_per_node: config.gpus_per_node,
     }
 }
@@ -177,7 +180,7 @@ fn device(config: &SimulateConfig) -> Device {
 /// What a step has and the simulation has not.
 fn leaves_out(config: &SimulateConfig, subject: &Subject) -> Vec<&'static str> {
     let always = [
-        "contention of collectives with kernels for compute and memory bandwidth",
+        "what kernels take from collectives beside them",
         "differences between ranks: stragglers, imbalance of experts, failures",
     ];
     let shapes = [
@@ -187,11 +190,15 @@ fn leaves_out(config: &SimulateConfig, subject: &Subject) -> Vec<&'static str> {
         "overlap of the sums over replicas with the backward",
     ];
     let gathers = ["all-gathers of weights and the buffers they fill (--with-gathered puts them in)"];
-    match subject {
-        Subject::Proxy(_) => always.to_vec(),
-        Subject::Shapes(_) if config.with_gathered => [&shapes[..], &always].concat(),
-        Subject::Shapes(_) => [&shapes[..], &gathers, &always].concat(),
-    }
+    let contention = ["what collectives take from kernels beside them (--contention puts it in)"];
+    let is_shapes = matches!(subject, Subject::Shapes(_));
+    let parts: [(bool, &[&'static str]); 4] = [
+        (is_shapes, &shapes),
+        (is_shapes && !config.with_gathered, &gathers),
+        (config.speeds.contention == Contention::NONE, &contention),
+        (true, &always),
+    ];
+    parts.into_iter().filter(|(is_out, _)| *is_out).flat_map(|(_, parts)| parts).copied().collect()
 }
 
 fn simulation(run: &Run, first_step_ns: u64) -> Simulation {

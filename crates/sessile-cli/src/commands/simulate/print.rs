@@ -56,7 +56,7 @@ pub(super) fn print(document: &Document, quiet: bool) -> Result<(), Failure> {
     let device = &document.device;
     lines.line(format_args!(
         "assumed: {} TFLOP/s, memory {} GB/s, links {} GB/s in a node of {} ranks and {} GB/s between nodes, {} us a \
-         collective and {} us a hop between replicas, {} us a kernel, {} us an enqueue, {} us a graph",
+         collective and {} us a hop between replicas, {} us a kernel, {} us an enqueue, {} us a graph, contention {}",
         device.gemm_tflops,
         device.memory_gbs,
         device.node_gbs,
@@ -66,7 +66,8 @@ pub(super) fn print(document: &Document, quiet: bool) -> Result<(), Failure> {
         device.hop_us,
         device.kernel_us,
         device.launch_us,
-        device.graph_launch_us
+        device.graph_launch_us,
+        device.contention
     ))?;
     lines.line("left out:")?;
     for what in &document.leaves_out {
