@@ -211,8 +211,12 @@ impl<D: Device> Gtp<D> {
         Ok(())
     }
 
-    /// Finalizes what is left of a runner or backward, and releases what no later use took.
-    pub(crate) fn drain(&mut self, kind: ChainKind) -> Result<(), RuntimeError> {
+    /// Finalizes what is left of a runner or backward, and releases what no later use took. Runners end with it; inside
+    /// one it puts the next reduce-scatter behind the last one's addition.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn drain(&mut self, kind: ChainKind) -> Result<(), RuntimeError> {
         if let Some(last) = self.chain(kind).reducing.take() {
             self.finalize(last)?;
         }

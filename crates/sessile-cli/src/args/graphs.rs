@@ -1,6 +1,7 @@
 //! Options of `sessile bench graphs`.
 
 use clap::Args;
+use sessile_host::Contention;
 use sessile_model::ReduceScatter;
 use sessile_plan::DType;
 
@@ -44,4 +45,8 @@ pub(crate) struct GraphsArgs {
     /// Rounds; the median and the spread are told
     #[arg(long, value_name = "N", default_value_t = 11, value_parser = parse::whole::<u32>)]
     pub(crate) rounds: u32,
+    /// Of the cost model that predicts what is exposed: the part of a reduce-scatter's time by which it delays products
+    /// beside it, from 0 to 1; 0.5 is fitted to two H200s
+    #[arg(long, value_name = "FRACTION", default_value = "0.5", value_parser = parse::contention)]
+    pub(crate) contention: Contention,
 }

@@ -92,6 +92,11 @@ fn options_of_bench_graphs() {
         ("--reduce-scatter tree", &["--reduce-scatter", "tree", "ring, symmetric"]),
         ("--launch 2", &["--launch", "--device cuda"]),
         ("--device cuda --one-shot-sms 8 --reduce-scatter ring", &["--one-shot-sms", "no one_shot"]),
+        ("--contention NaN", &["--contention", "NaN", "from 0 to 1"]),
+        ("--contention -0.1", &["--contention", "-0.1", "from 0 to 1"]),
+        ("--contention 1.1", &["--contention", "1.1", "from 0 to 1"]),
+        ("--contention inf", &["--contention", "inf", "from 0 to 1"]),
+        ("--contention half", &["--contention", "half", "from 0 to 1"]),
         ("--json no/such/place.json", &["--json", "no/such/place.json"]),
     ];
     for (options, words) in cases {

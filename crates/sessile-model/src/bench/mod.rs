@@ -10,10 +10,13 @@
 //! | `depth_2_borders` | a graph a layer | as `depth_2`, and a graph waits for its fences, if any, before it starts |
 //! | `no_reduce` | as `serial` | none: gradients stay where they are written |
 //! | `compute` | as `serial` | none, and weights are whole: no collective at all |
+//! | `reduce` | one graph | one after the other, each with its addition; nothing else runs |
 //!
-//! `no_reduce` and `compute` compute no sharded gradient; they are what the others are measured against.
+//! `no_reduce`, `compute` and `reduce` compute no sharded gradient; they are what the others are measured against, and what the
+//! cost model predicts them from ([`Apart`]).
 
 mod costs;
+mod prediction;
 mod stack;
 
 use std::time::{Duration, Instant};
@@ -25,6 +28,7 @@ use sessile_plan::{DType, LaunchOrder, PlanOptions};
 use sessile_runtime::{Fencing, RuntimeError};
 
 pub use self::costs::{HostCosts, host_costs};
+pub use self::prediction::{Apart, FITS, Prediction};
 use self::stack::Stack;
 
 /// Sizes of the stack.
@@ -65,12 +69,15 @@ pub enum Variant {
     NoReduce,
     /// Graphs without collectives.
     Compute,
+    /// Reduce-scatters alone.
+    Reduce,
 }
 
 impl Variant {
     /// All of them, in the order in which they run.
-    pub const ALL: [Variant; 7] = [
+    pub const ALL: [Variant; 8] = [
         Variant::Compute,
+        Variant::Reduce,
         Variant::NoReduce,
         Variant::Eager,
         Variant::Serial,
@@ -89,6 +96,7 @@ impl Variant {
             Variant::Depth2Borders => "depth_2_borders",
             Variant::NoReduce => "no_reduce",
             Variant::Compute => "compute",
+            Variant::Reduce => "reduce",
         }
     }
 
@@ -96,12 +104,17 @@ impl Variant {
         self != Variant::Eager
     }
 
-    fn gathers(self) -> bool {
-        self != Variant::Compute
+    fn computes(self) -> bool {
+        self != Variant::Reduce
     }
 
     fn reduces(self) -> bool {
-        self.gathers() && self != Variant::NoReduce
+        !matches!(self, Variant::Compute | Variant::NoReduce)
+    }
+
+    /// Whether it ends with gradients.
+    fn trains(self) -> bool {
+        self.computes() && self.reduces()
     }
 
     fn fencing(self) -> Fencing {

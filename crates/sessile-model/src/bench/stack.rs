@@ -21,14 +21,24 @@ pub(super) struct Stack<D: Device> {
     gtp: Gtp<D>,
     variant: Variant,
     layers: Vec<Layer<D>>,
+    /// In order of the backward.
+    runners: Vec<Runner>,
+    /// Gradients that no node of a graph writes.
+    unwritten: Vec<View<D::Memory>>,
     /// Gradients between layers, in turns.
     dy: [View<D::Memory>; 2],
     tokens: u64,
     hidden: u64,
 }
 
+/// Layers that run as one.
+#[derive(Clone)]
+struct Runner {
+    name: String,
+    layers: Vec<usize>,
+}
+
 struct Layer<D: Device> {
-    runner: String,
     weight: WeightId,
     /// What the forward had as input, bf16 `[tokens, hidden]`.
     x: View<D::Memory>,
@@ -95,23 +105,30 @@ impl<D: Device> Stack<D> {
             fill(gtp.runtime(), &value, u64::from(at) << 32 | rank, scale)?;
             let x = buffer(device, &format!("x{at}"), elements, DType::Bf16)?;
             fill(gtp.runtime(), &x, 1 << 40 | u64::from(at) << 8 | rank, 1.0)?;
-            let whole = match variant.gathers() {
-                true => None,
-                false => {
+            let whole = match variant {
+                Variant::Compute => {
                     let whole = buffer(device, &format!("whole{at}"), hidden * hidden, DType::Bf16)?;
                     fill(gtp.runtime(), &whole, u64::from(at) << 32, scale)?;
                     Some(whole)
                 }
+                _ => None,
             };
             let dw = spare.get(at as usize % 2).cloned();
-            layers.push(Layer { runner: format!("{name}.backward"), weight, x, whole, dw });
+            layers.push(Layer { weight, x, whole, dw });
         }
         let dy = [0, 1].map(|at| buffer(device, &format!("dy{at}"), elements, DType::Bf16));
         let [first, second] = dy;
         let dy = [first?, second?];
         let order: Vec<WeightId> = layers.iter().rev().map(|layer| layer.weight).collect();
         gtp.set_order(Pass::Backward, &order);
-        let mut stack = Stack { gtp, variant, layers, dy, tokens, hidden };
+        let backward = (0..layers.len()).rev();
+        let runners = match variant {
+            Variant::Reduce => vec![Runner { name: "backward".to_owned(), layers: backward.collect() }],
+            _ => {
+                backward.map(|at| Runner { name: format!("layer{at}.backward"), layers: vec![at] }).collect()
+            }
+        };
+        let mut stack = Stack { gtp, variant, layers, runners, unwritten: Vec::new(), dy, tokens, hidden };
         stack.reset(device.rank())?;
         Ok(stack)
     }
@@ -126,21 +143,18 @@ impl<D: Device> Stack<D> {
     pub(super) fn prepare(&mut self) -> Result<String, RuntimeError> {
         let device = self.gtp.runtime_ref().device().clone();
         if self.variant.is_graphed() {
-            self.pass(|stack, at| {
-                let runner = stack.layers[at].runner.clone();
-                Gtp::discover(stack, &runner, |stack| stack.layer(at))
-            })?;
+            self.pass(|stack, runner| Gtp::discover(stack, &runner.name, |stack| stack.run(runner)))?;
             self.gtp.runtime().join()?;
             let options = self.variant.plan_options();
             self.gtp.runtime().seal("bench", &options)?;
-            self.pass(|stack, at| {
-                let runner = stack.layers[at].runner.clone();
-                Gtp::capture(stack, &runner, |stack| stack.layer(at))
-            })?;
+            self.pass(|stack, runner| Gtp::capture(stack, &runner.name, |stack| stack.run(runner)))?;
+            for gradient in self.unwritten.drain(..) {
+                zero(&device, self.gtp.runtime_ref().main(), &gradient)?;
+            }
             self.reset(device.rank())?;
         }
         self.step()?;
-        if !self.variant.reduces() {
+        if !self.variant.trains() {
             self.wait()?;
             return Ok(String::new());
         }
@@ -163,11 +177,11 @@ impl<D: Device> Stack<D> {
     pub(super) fn step(&mut self) -> Result<(), RuntimeError> {
         if self.variant.is_graphed() {
             self.gtp.begin_pass(Pass::Backward);
-            for layer in self.layers.iter().rev() {
-                self.gtp.replay(&layer.runner)?;
+            for runner in &self.runners {
+                self.gtp.replay(&runner.name)?;
             }
         } else {
-            self.pass(Stack::layer)?;
+            self.pass(Stack::run)?;
         }
         self.gtp.runtime().join()
     }
@@ -195,19 +209,35 @@ impl<D: Device> Stack<D> {
 
     fn pass(
         &mut self,
-        mut run: impl FnMut(&mut Self, usize) -> Result<(), RuntimeError>,
+        mut run: impl FnMut(&mut Self, &Runner) -> Result<(), RuntimeError>,
     ) -> Result<(), RuntimeError> {
         self.gtp.begin_pass(Pass::Backward);
-        for at in (0..self.layers.len()).rev() {
-            run(self, at)?;
+        for runner in self.runners.clone() {
+            run(self, &runner)?;
         }
         self.gtp.finish_backward()
     }
 
+    fn run(&mut self, runner: &Runner) -> Result<(), RuntimeError> {
+        runner.layers.iter().try_for_each(|&at| self.layer(at))
+    }
+
     fn layer(&mut self, at: usize) -> Result<(), RuntimeError> {
-        let Stack { gtp, layers, dy, tokens, hidden, .. } = self;
+        let Stack { gtp, variant, layers, unwritten, dy, tokens, hidden, .. } = self;
         let (tokens, hidden) = (*tokens, *hidden);
         let layer = &layers[at];
+        if !variant.computes() {
+            gtp.reduce(layer.weight, |runtime, dw| {
+                // Written once, before the graph runs, as it is not to be timed.
+                if runtime.is_capturing() {
+                    unwritten.push(dw[0].clone());
+                    return Ok(());
+                }
+                zero(runtime.device(), runtime.compute(), &dw[0])
+            })?;
+            // So that it ends with its addition before the next one starts.
+            return gtp.drain(ChainKind::Graphed);
+        }
         // The last layer reads the first.
         let turn = (layers.len() - 1 - at) % 2;
         let (dy, dx) = (&dy[turn], &dy[1 - turn]);
@@ -226,6 +256,12 @@ impl<D: Device> Stack<D> {
             }),
         }
     }
+}
+
+/// By the device alone: the runtime would miss in the capture what it noted in the discovery.
+fn zero<D: Device>(device: &D, stream: &D::Stream, view: &View<D::Memory>) -> Result<(), RuntimeError> {
+    device.enqueue(stream, Op::new(Kernel::Fill { value: 0.0 }, "zero", vec![view.clone()])?)?;
+    Ok(())
 }
 
 /// Elements that are drawn; the rest of a buffer repeats them.
@@ -254,4 +290,42 @@ fn fill<D: Device>(
         filled += more;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use sessile_gtp::RankLayout;
+    use sessile_host::{CostModel, Data, World, WorldOptions};
+
+    use super::*;
+
+    /// On the virtual clock: a reduce-scatter, a pause of no length, its addition, the next one.
+    #[test]
+    fn reduce_scatters_alone_wait_for_the_addition_of_the_one_before() {
+        let config =
+            StackConfig { layers: 4, hidden: 64, tokens: 8, wgrad_dtype: DType::Bf16, steps: 1, rounds: 1 };
+        let works = [(ReduceScatter::Ring, 2), (ReduceScatter::Fp32A2a, 3), (ReduceScatter::OneShot, 1)];
+        for (kind, works) in works {
+            let world = World::new(WorldOptions::simulated(2, CostModel::default(), Data::ShapeOnly));
+            let results = world.run(|device| {
+                let layout = RankLayout::new(2, 2).expect("divides");
+                let comms = Comms::make(&device, &[layout])?;
+                let mut stack = Stack::new(&device, &comms, &config, kind, Variant::Reduce)?;
+                assert_eq!(stack.prepare()?, "", "no gradients to compare");
+                device.take_spans();
+                stack.step()?;
+                stack.wait()?;
+                let spans = device.take_spans();
+                stack.end()?;
+                Ok::<_, RuntimeError>(spans)
+            });
+            for spans in results {
+                let spans = spans.expect("runs");
+                assert_eq!(spans.len(), 4 * works, "{kind}: {spans:?}");
+                for pair in spans.windows(2) {
+                    assert_eq!(pair[0].end, pair[1].begin, "{kind}: {spans:?}");
+                }
+            }
+        }
+    }
 }

@@ -37,6 +37,9 @@ fn every_variant_of_the_stack_gives_the_same_bits_and_nothing_races() {
                 assert_eq!(&with(variant).digest, eager, "{kind} {}", variant.name());
             }
             assert_eq!(with(Variant::Depth1).fences, 0);
+            for variant in [Variant::Compute, Variant::NoReduce, Variant::Reduce] {
+                assert_eq!(with(variant).digest, "", "{kind} {}", variant.name());
+            }
         }
         let report = check(&Log::from_ranks(logs));
         assert!(report.operations > 0);

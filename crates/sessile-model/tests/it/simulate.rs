@@ -6,6 +6,7 @@ use sessile_gtp::{ReduceScatter, Wanted};
 use sessile_host::Contention;
 use sessile_model::{
     TrainConfig,
+    bench::Apart,
     config::{GraphScope, Mode},
     simulate::{
         Candidate, GroupShape, KindSet, LayerShape, ModelShape, ModuleShape, PhaseTimes, SimulateConfig,
@@ -136,6 +137,41 @@ fn serial_launches_expose_their_last_reduce_scatter_to_the_nanosecond() {
 
 fn contention(fraction: f64) -> Contention {
     Contention::from_fraction(fraction).expect("a fraction")
+}
+
+/// What `bench graphs` predicts from measured times is what the clock says of a stack of equal layers, whether reduce-scatters
+/// are shorter than the compute beside them or longer.
+#[test]
+fn the_prediction_of_a_stack_is_that_of_the_virtual_clock() {
+    let layers = 6;
+    for tokens in [512, 65_536] {
+        let shape = ModelShape { tokens, ..model(layers, &[("only", vec![weight("w", 1024, 512)])]) };
+        let mut config = SimulateConfig { speeds: ideal(), ..SimulateConfig::new(shape) };
+        config.plan.depth = 1;
+        let serial = run(&config).backward;
+        let apart = Apart {
+            layers,
+            compute_ns: serial.compute_ns,
+            no_reduce_ns: serial.compute_ns,
+            reduce_ns: serial.exposed_ns,
+        };
+        assert_eq!(apart.reduce_ns > apart.compute_ns, tokens == 512, "{apart:?}");
+        for (depth, overlapped) in [(1, false), (2, true)] {
+            for fraction in [0.0, 0.1, 0.5, 1.0] {
+                config.plan.depth = depth;
+                config.speeds.contention = contention(fraction);
+                let backward = run(&config).backward;
+                let what = format!("{tokens} tokens, depth {depth}, contention {fraction}: {backward:?}");
+                assert_eq!((backward.compute_ns, backward.idle_ns), (serial.compute_ns, 0), "{what}");
+                let exposed = apart.exposed_ns(overlapped, config.speeds.contention);
+                // Each kernel ends at a whole nanosecond.
+                assert!(
+                    (backward.exposed_ns as f64 - exposed).abs() <= f64::from(layers),
+                    "{what} {exposed}"
+                );
+            }
+        }
+    }
 }
 
 #[test]

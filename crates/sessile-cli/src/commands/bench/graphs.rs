@@ -5,7 +5,9 @@ use sessile_hal::Device;
 use sessile_host::{World, WorldOptions};
 use sessile_model::{
     RankLayout, ReduceScatter,
-    bench::{Comms, HostCosts, StackConfig, Timing, Variant, bench_stack, host_costs},
+    bench::{
+        Apart, Comms, FITS, HostCosts, Prediction, StackConfig, Timing, Variant, bench_stack, host_costs,
+    },
 };
 use sessile_plan::DType;
 use sessile_runtime::RuntimeError;
@@ -40,6 +42,8 @@ struct Document {
     one_shot_sms: Option<u32>,
     steps: u32,
     rounds: u32,
+    /// Of the cost model that predicts.
+    contention: f64,
     /// Of rank 0.
     host_costs: HostCosts,
     stacks: Vec<Measured>,
@@ -66,7 +70,9 @@ struct Row {
     /// Time beyond `no_reduce`, as a fraction of this one: reduce-scatters that nothing hides. `null` for those without, and
     /// where the spreads overlap.
     exposed_reduce_fraction: Option<f64>,
-    /// Time beyond `compute`, as a fraction of this one: all collectives.
+    /// What the cost model says of that; `null` for what it does not predict.
+    predicted: Option<Prediction>,
+    /// Time beyond `compute`, as a fraction of this one: all collectives. `null` for `reduce`, which has no compute.
     exposed_fraction: Option<f64>,
 }
 
@@ -211,12 +217,30 @@ fn document(args: &GraphsArgs, ranks: u32, gpu: Option<String>, (host_costs, sta
             let find = |variant| timings.iter().find(|timing| timing.variant == variant);
             let (eager, gathers, compute) =
                 (find(Variant::Eager), find(Variant::NoReduce), find(Variant::Compute));
+            let reduce = find(Variant::Reduce);
+            let apart = compute.zip(gathers).zip(reduce).map(|((compute, gathers), reduce)| Apart {
+                layers: args.layers,
+                compute_ns: compute.step_ns,
+                no_reduce_ns: gathers.step_ns,
+                reduce_ns: reduce.step_ns,
+            });
+            let predicted = |variant| {
+                let overlapped = match variant {
+                    Variant::Depth1 => false,
+                    Variant::Depth2 => true,
+                    _ => return None,
+                };
+                Some(apart?.predict(overlapped, args.contention))
+            };
             let row = |timing: &Timing| Row {
                 over_eager: eager.map_or(1.0, |eager| eager.step_ns as f64 / timing.step_ns.max(1) as f64),
                 exposed_reduce_fraction: gathers
                     .filter(|_| !timing.digest.is_empty())
                     .and_then(|gathers| beyond(timing, gathers)),
-                exposed_fraction: compute.and_then(|compute| beyond(timing, compute)),
+                predicted: predicted(timing.variant),
+                exposed_fraction: compute
+                    .filter(|_| timing.variant != Variant::Reduce)
+                    .and_then(|compute| beyond(timing, compute)),
                 timing: timing.clone(),
             };
             let variants = timings.iter().map(row).collect();
@@ -225,7 +249,7 @@ fn document(args: &GraphsArgs, ranks: u32, gpu: Option<String>, (host_costs, sta
         .collect();
     Document {
         schema: "sessile.bench-graphs",
-        version: 1,
+        version: 2,
         device: args.place.device.name(),
         gpu,
         ranks,
@@ -236,6 +260,7 @@ fn document(args: &GraphsArgs, ranks: u32, gpu: Option<String>, (host_costs, sta
         one_shot_sms: args.place.sms().and_then(Sms::budget),
         steps: args.steps,
         rounds: args.rounds,
+        contention: args.contention.fraction(),
         host_costs,
         stacks,
     }
@@ -268,6 +293,8 @@ fn tell(args: &GraphsArgs, file: Option<output::Output>, document: Document) -> 
                 format!("{}..{}", microseconds(timing.least_ns), microseconds(timing.most_ns)),
                 format!("{:.2}x", row.over_eager),
                 percent(row.exposed_reduce_fraction),
+                percent(row.predicted.map(|predicted| predicted.exposed_reduce_fraction)),
+                row.predicted.map_or("", |predicted| if predicted.fits { "yes" } else { "no" }).to_owned(),
                 percent(row.exposed_fraction),
                 microseconds(timing.host_ns),
                 count(timing.buffer_bytes),
@@ -280,6 +307,8 @@ fn tell(args: &GraphsArgs, file: Option<output::Output>, document: Document) -> 
             "spread",
             "to eager",
             "reduce exposed",
+            "by the model",
+            "fits",
             "all exposed",
             "host µs a layer",
             "bytes",
@@ -289,6 +318,11 @@ fn tell(args: &GraphsArgs, file: Option<output::Output>, document: Document) -> 
         lines.line("")?;
     }
     let HostCosts { view_request_ns, bare_launch_ns, replay_ns } = document.host_costs;
+    lines.line(format_args!(
+        "by the model: from compute, reduce and no_reduce, with contention {}; fits: at most {:.0} % are exposed",
+        document.contention,
+        FITS * 100.0
+    ))?;
     lines.line(format_args!(
         "host: {view_request_ns} ns a planned view, {bare_launch_ns} ns a bare launch, {replay_ns} ns a replay with fences"
     ))?;
