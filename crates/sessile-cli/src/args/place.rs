@@ -36,9 +36,9 @@ pub(crate) enum Sms {
 }
 
 impl Sms {
-    /// What a launch may take unless told: steps of graphs were as quick as with 32, and reading is within 8 % of the best
-    /// rate (docs/PERFORMANCE.md).
-    pub(crate) const USUAL: Sms = Sms::Most(16);
+    /// What a launch may take unless told: no step of graphs was quicker with fewer, small ones were slower
+    /// (docs/PERFORMANCE.md).
+    pub(crate) const USUAL: Sms = Sms::All;
 
     /// As the device has it.
     pub(crate) fn budget(self) -> Option<u32> {
@@ -65,7 +65,7 @@ pub(crate) struct Place {
     #[arg(long)]
     pub(crate) allow_plain: bool,
     /// Multiprocessors that a one-shot reduce-scatter may take, or all: few leave more to what runs beside it; 0 lets copy
-    /// engines fetch [default: 16]
+    /// engines fetch [default: all]
     #[arg(long, value_name = "N", value_parser = parse::sms)]
     pub(crate) one_shot_sms: Option<Sms>,
 }

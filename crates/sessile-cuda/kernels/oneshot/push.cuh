@@ -183,7 +183,8 @@ __device__ __forceinline__ void push(const Batch<R ? R : MOST_RANKS>& batch) {
                     if ((R || first + c < size) && nothing(x[c])) missing = first + c;
                 if (missing == size) break;
                 if (tries == 256) begin = now();
-                if (tries % 512 == 0 && gives_up(begin, pad, batch.patience, batch.words, 1, missing, round)) return;
+                if (tries % LOOKS == 0 && gives_up(begin, tries, pad, batch.patience, batch.words, 1, missing, round))
+                    return;
             }
 #pragma unroll
             for (u32 c = 0; c < C; c++)

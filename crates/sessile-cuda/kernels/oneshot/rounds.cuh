@@ -88,11 +88,14 @@ __device__ __forceinline__ uint4 receive(u64 at) {
     return make_uint4((u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32));
 }
 
-// Whether a wait that began at `begin` is over without what was waited for. Called every so often.
-__device__ __noinline__ bool gives_up(u64 begin, Pad* pad, u64 patience, volatile u32* words, u32 code, u32 rank,
-                                      u32 round) {
-    u64 waited = now() - begin;
-    if (waited <= patience && !look(&pad->failed) && !(waited > 100000 && words[3])) return false;
+// Looks between two calls of `gives_up`; of its calls, one in so many looks at the host's words. They are read over the
+// host's bus: were it each time, thousands of threads that wait for a late rank would wait for that, and so be late.
+const u32 LOOKS = 512, HOST_LOOKS = 16;
+
+// Whether a wait that began at `begin` is over without what was waited for.
+__device__ __noinline__ bool gives_up(u64 begin, u32 tries, Pad* pad, u64 patience, volatile u32* words, u32 code,
+                                      u32 rank, u32 round) {
+    if (now() - begin <= patience && !look(&pad->failed) && !(tries % (LOOKS * HOST_LOOKS) == 0 && words[3])) return false;
     if (atomicExch(&pad->failed, 1u) == 0) {
         words[1] = rank;
         words[2] = round;
@@ -109,7 +112,7 @@ __device__ __forceinline__ bool reaches(const u32* word, u32 round, Pad* pad, co
     u64 begin = 0;
     for (u32 tries = 1; (int)((ACQUIRE ? take(word) : look(word)) - round) < 0; tries++) {
         if (tries == 256) begin = now();
-        if (tries % 512 == 0 && gives_up(begin, pad, batch.patience, batch.words, code, rank, round)) return false;
+        if (tries % LOOKS == 0 && gives_up(begin, tries, pad, batch.patience, batch.words, code, rank, round)) return false;
     }
     return true;
 }
