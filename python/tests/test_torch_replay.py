@@ -97,6 +97,55 @@ def test_a_gradient_that_is_kept_is_not_written_by_the_next_replay(graphed):
     assert not bool((parameters[0].grad == 7.0).any())
 
 
+class Static(torch.autograd.Function):
+    """The identity, whose gradient always lies at one place, as a graph's does."""
+
+    place = torch.zeros(3, 6)
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Static.place.copy_(gradient)
+        return Static.place
+
+
+class InPlace(Mixed):
+    """Its input's gradient is written at one place by every backward."""
+
+    def forward(self, x):
+        return Static.apply(x) + 0.0 * super().forward(x.detach())
+
+
+@pytest.fixture
+def in_place(storage):
+    module = InPlace()
+    shard_(module, storage=storage)
+    [call] = make_graphed_callables([module], [(given(9).requires_grad_(),)], storage)
+    return call
+
+
+@pytest.mark.parametrize(
+    "shape, view", [((3, 6), lambda leaf: leaf), ((18,), lambda leaf: leaf.view(3, 6)), ((6, 3), lambda leaf: leaf.t())]
+)
+def test_gradients_of_an_input_that_is_a_view_of_a_leaf_add_up(in_place, shape, view):
+    leaf = torch.zeros(shape, requires_grad=True)
+    for factor in (1.0, 10.0):
+        (in_place(view(leaf)) * factor).sum().backward()
+    assert torch.equal(leaf.grad, torch.full(shape, 11.0))
+    (in_place(view(torch.zeros(shape))) * 5.0).sum().backward()
+    assert torch.equal(leaf.grad, torch.full(shape, 11.0))
+
+
+def test_a_gradient_of_an_input_that_was_asked_for_is_the_callers_own(in_place):
+    x = given(0).requires_grad_()
+    [first] = torch.autograd.grad(in_place(x).sum(), x)
+    [second] = torch.autograd.grad((in_place(x) * 10.0).sum(), x)
+    assert torch.equal(first, torch.ones(3, 6)) and torch.equal(second, torch.full((3, 6), 10.0))
+
+
 def test_autograd_is_given_what_can_get_a_gradient_from_it(graphed):
     modules, sharded, calls, _ = graphed
     x = given(0).requires_grad_()

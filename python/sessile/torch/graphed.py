@@ -397,9 +397,13 @@ class _Replay(torch.autograd.Function):
             handed.given()
         for weight in runner.announces:
             weight.owner.owe(weight)
-        # The next replay writes the gradients again, and autograd may keep what it is given as `.grad`: copies of those of the
-        # parameters. Of an input's, which the runner holds too, autograd makes a copy itself where it keeps it.
-        return (None, *runner.grad_inputs, *runner.grad_whole.copies(), None)
+        # The next replay writes the gradients again, and autograd may keep what it is given, or a view of it, as `.grad`: copies.
+        # Not within a chain, where the next replay reads an input's gradient in place.
+        of_inputs = runner.grad_inputs
+        if not runner.chained:
+            asked = ctx.needs_input_grad[1 : 1 + len(of_inputs)]
+            of_inputs = [g.clone() if g is not None and needed else None for g, needed in zip(of_inputs, asked)]
+        return (None, *of_inputs, *runner.grad_whole.copies(), None)
 
 
 def _fill(static: torch.Tensor, given: Optional[torch.Tensor]) -> None:
