@@ -169,3 +169,16 @@ def test_a_backward_runs_for_sharded_weights_alone(storage):
         sharded.join()
         assert all(torch.equal(w.main_grad, times * want) for w, want in zip(sharded.weights, expected))
     assert all(weight.parameter.grad is None for weight in sharded.weights)
+
+
+def test_a_backward_runs_for_a_weight_that_was_not_frozen_since_the_capture(storage):
+    torch.manual_seed(4)
+    module = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Tanh(), nn.Linear(6, 6, bias=False))
+    first, second = (weight.parameter for weight in shard_(module, storage=storage).weights)
+    [call] = make_graphed_callables([module], [(given(9),)], storage)
+    first.requires_grad_(False)
+    y = call(given(0))
+    leaves = [node.variable for node, _ in y.grad_fn.next_functions if node is not None]
+    assert y.requires_grad and len(leaves) == 1 and leaves[0] is second
+    second.requires_grad_(False)
+    assert not call(given(0)).requires_grad

@@ -28,8 +28,8 @@ class _Runner:
         self.weights = [p.sharded for p in sharded]
         #: Parameters whose gradients go through autograd; those of the sharded ones land in ``main_grad``.
         self.whole = tuple(p for p in self.parameters if not isinstance(p, ShardedParameter))
-        #: Has autograd run the backward if nothing else that is given to it requires a gradient.
-        self.anchor = tuple(sharded[:1])
+        #: One of these has autograd run the backward if nothing else that is given to it requires a gradient.
+        self.sharded = tuple(sharded)
         self.outputs: Tensors = ()
         self.single = True
         #: Whether its static inputs are the outputs of the runner before, so that nothing may be copied into them.
@@ -416,7 +416,7 @@ def _fill(static: torch.Tensor, given: Optional[torch.Tensor]) -> None:
 
 
 def _callable(runner: _Runner) -> Callable[..., Any]:
-    whole, anchor = runner.whole, runner.anchor
+    whole, sharded = runner.whole, runner.sharded
 
     def call(*inputs: torch.Tensor) -> Any:
         """Replays the module."""
@@ -428,8 +428,11 @@ def _callable(runner: _Runner) -> Callable[..., Any]:
                 expected=str(len(runner.inputs)),
                 found=str(len(inputs)),
             )
-        if anchor and not any(tensor.requires_grad for tensor in (*inputs, *whole)):
-            return _Replay.apply(runner, *inputs, *whole, *anchor)
+        if not any(tensor.requires_grad for tensor in (*inputs, *whole)):
+            # Weights may have been frozen since the capture.
+            anchor = next((parameter for parameter in sharded if parameter.requires_grad), None)
+            if anchor is not None:
+                return _Replay.apply(runner, *inputs, *whole, anchor)
         return _Replay.apply(runner, *inputs, *whole)
 
     return call
