@@ -182,3 +182,52 @@ def test_a_backward_runs_for_a_weight_that_was_not_frozen_since_the_capture(stor
     assert y.requires_grad and len(leaves) == 1 and leaves[0] is second
     second.requires_grad_(False)
     assert not call(given(0)).requires_grad
+
+
+class Adapted(nn.Module):
+    """Sharded weights of which some are frozen, and whole parameters that are trained beside them."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8, bias=False), nn.Linear(8, 6, bias=False)
+        self.near, self.far = nn.Parameter(torch.rand(6, 2)), nn.Parameter(torch.rand(2, 8))
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x) + x.matmul(self.near).matmul(self.far)))
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+@pytest.mark.parametrize("chain", [False, True])
+@pytest.mark.parametrize("frozen", [[0, 1, 2, 3], [0, 1], [2, 3], [1, 2]])
+@pytest.mark.parametrize("limit", [0, 1 << 20])
+def test_frozen_weights_are_gathered_and_what_is_trained_gets_its_gradients(storage, limit, frozen, chain, evaluated):
+    torch.manual_seed(4)
+    modules = [Adapted(), Adapted()]
+    sharded = shard_(nn.ModuleList(modules), storage=storage, gather_bucket_bytes=limit)
+    for at in frozen:
+        sharded.weights[at].parameter.requires_grad_(False)
+    whole = [p for m in modules for p in (m.near, m.far)]
+    expected = []
+    for step in range(2):
+        x = given(step).requires_grad_()
+        run(modules, x)
+        expected.append([x.grad, *(p.grad.clone() for p in whole), *(w.main_grad.clone() for w in sharded.weights)])
+    for parameter in whole:
+        parameter.grad = None
+    sharded.zero_grad()
+    wanted = [modules[0](given(5)), modules[1](given(5))]
+    if evaluated:
+        with torch.no_grad():
+            for at in (0, 1, 0):
+                modules[at](given(5))
+    samples = [(given(8).requires_grad_(),), (given(9).requires_grad_(),)]
+    calls = make_graphed_callables(modules, samples[:1] if chain else samples, storage, chain=chain)
+    for step in range(2):
+        x = given(step).requires_grad_()
+        run(calls, x)
+        sharded.join()
+        found = [x.grad, *(p.grad for p in whole), *(w.main_grad for w in sharded.weights)]
+        assert all(torch.equal(mine, want) for mine, want in zip(found, expected[step]))
+    assert [bool(w.main_grad.any()) for w in sharded.weights] == [at not in frozen for at in range(4)]
+    assert all(torch.equal(call(given(5)), want) for call, want in zip(calls, wanted))
+    assert not sharded.gathers._ahead

@@ -120,6 +120,11 @@ class Gathers:
         while self._lent:
             self._take_back()
 
+    def end_of_passes(self) -> None:
+        """The passes in both directions end."""
+        self.end_of_pass("forward")
+        self.end_of_pass("backward")
+
     def forget(self) -> None:
         """Gives up all that is under way, as after an exception in the middle of it."""
         self._ahead.clear()
@@ -142,8 +147,7 @@ class Gathers:
 
     def end_runner(self) -> Optional[Handover]:
         """It ends: all that it gathered is there. Gives what the next one takes over."""
-        self.end_of_pass("forward")
-        self.end_of_pass("backward")
+        self.end_of_passes()
         self._inside = self._following = None
         for key, ahead in self._handed.items():
             if ahead.done is not None:

@@ -24,12 +24,12 @@ class _Runner:
     def __init__(self, name: str, module: nn.Module, arguments: Tensors) -> None:
         self.name, self.module, self.inputs = name, module, arguments
         self.parameters = tuple(p for p in module.parameters() if p.requires_grad)
-        sharded = [p for p in self.parameters if isinstance(p, ShardedParameter)]
-        self.weights = [p.sharded for p in sharded]
+        #: Frozen ones too, which are gathered but not reduced.
+        self.weights = [p.sharded for p in module.parameters() if isinstance(p, ShardedParameter)]
         #: Parameters whose gradients go through autograd; those of the sharded ones land in ``main_grad``.
         self.whole = tuple(p for p in self.parameters if not isinstance(p, ShardedParameter))
         #: One of these has autograd run the backward if nothing else that is given to it requires a gradient.
-        self.sharded = tuple(sharded)
+        self.sharded = tuple(p for p in self.parameters if isinstance(p, ShardedParameter))
         self.outputs: Tensors = ()
         self.single = True
         #: Whether its static inputs are the outputs of the runner before, so that nothing may be copied into them.
@@ -189,6 +189,8 @@ def _owners(modules: Sequence[nn.Module]) -> List[Sharded]:
 
 def _eagerly(runner: _Runner, owners: List[Sharded]) -> None:
     for owner in owners:
+        # What evaluations before left ahead.
+        owner.gathers.end_of_passes()
         owner.gathers.first.update(forward=None, backward=None)
     runner.run_forward()
     runner.grad_outputs = [torch.zeros_like(o) for o in runner.outputs]
@@ -196,6 +198,9 @@ def _eagerly(runner: _Runner, owners: List[Sharded]) -> None:
         runner.run_backward()
     for direction in runner.first:
         runner.first[direction] = {id(owner): owner.gathers.first[direction] for owner in owners}
+    for owner in owners:
+        # No reduction ends the passes where all weights are frozen.
+        owner.gathers.end_of_passes()
 
 
 @contextmanager
@@ -219,7 +224,7 @@ def _backward(runner: _Runner, owners: List[Sharded], storage: GraphStorage, ove
         for owner in owners:
             owner.reduced = []
         runner.run_backward()
-    if overlap and runner.weights:
+    if overlap and runner.sharded:
         storage.complete()
     for owner in owners:
         owner.drain()

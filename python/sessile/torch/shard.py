@@ -305,8 +305,7 @@ class Sharded:
     def _end_of_backward(self) -> None:
         self._queued = False
         self.drain()
-        self.gathers.end_of_pass("backward")
-        self.gathers.end_of_pass("forward")
+        self.gathers.end_of_passes()
 
     def on_grad_ready(self, hook: Ready) -> None:
         """Calls ``hook(parameter)`` each time a gradient has landed in the parameter's ``main_grad``."""
