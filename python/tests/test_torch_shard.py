@@ -327,6 +327,11 @@ def test_graphed_modules_refuse_what_they_were_not_captured_for(storage):
     first, second = make_graphed_callables(blocks, [(data(0),)], storage, chain=True)
     with pytest.raises(sessile.MismatchError, match="captured with"):
         first(torch.zeros(6, 12))
+    with pytest.raises(sessile.MismatchError, match="on meta: call it as it was captured") as caught:
+        first(torch.empty(5, 12, device="meta"))
+    assert caught.value.expected == "torch.float32(5, 12) on cpu" and caught.value.found == "torch.float32(5, 12) on meta"
+    with pytest.raises(sessile.MismatchError, match="captured with"):
+        first(data(0).view(torch.int32))
     with pytest.raises(sessile.MismatchError, match="1 inputs"):
         first(data(0), data(0))
     loss = second(first(data(0))).sum()

@@ -342,8 +342,8 @@ def _take(runner: _Runner, static: torch.Tensor, given: torch.Tensor) -> None:
             f"with {given.dtype}{tuple(given.shape)} on {given.device}: call it as it was captured, or capture again",
             runner=runner.name,
             index=0,
-            expected=f"{static.dtype}{tuple(static.shape)}",
-            found=f"{given.dtype}{tuple(given.shape)}",
+            expected=f"{static.dtype}{tuple(static.shape)} on {static.device}",
+            found=f"{given.dtype}{tuple(given.shape)} on {given.device}",
         )
     if static.data_ptr() == given.data_ptr() and static.stride() == given.stride():
         return
@@ -364,7 +364,8 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, runner: _Runner, *inputs: torch.Tensor) -> Any:
         for static, given in zip(runner.inputs, inputs):
-            if not static.is_set_to(given) or static.dtype != given.dtype:
+            # `is_set_to` can't compare tensors of two devices.
+            if static.dtype != given.dtype or static.device != given.device or not static.is_set_to(given):
                 _take(runner, static, given)
         for taken in runner.takes["forward"]:
             taken.renew()
