@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import ranks
 import sessile
@@ -254,6 +255,78 @@ def test_a_bucket_of_weights_that_changed_is_gathered_again_as_one(storage, call
             parameter.mul_(2.0)
         assert torch.equal(after, doubled(given()))
     assert calls[0] == ["0.a", "0.b", "0.c"]
+
+
+class Checkpointed(Layer):
+    """Keeps its input only, and runs its forward again in the backward: as a whole, or each half by itself."""
+
+    reentrant, halves = False, False
+
+    def forward(self, x):
+        again = {"use_reentrant": self.reentrant}
+        if not self.halves:
+            return checkpoint(super().forward, x, **again)
+        y = checkpoint(lambda x: torch.sin(self.a(x)), x, **again)
+        return x + checkpoint(lambda y: self.c(torch.tanh(self.b(y))), y, **again)
+
+
+class Halved(Checkpointed):
+    halves = True
+
+
+class Reentrant(Halved):
+    reentrant = True
+
+
+#: Whether torch tells that a backward is under way.
+TELLS = hasattr(torch._C, "_current_graph_task_id")
+
+
+@pytest.mark.skipif(not TELLS, reason="a torch that does not tell whether a backward is under way")
+@pytest.mark.parametrize("kind", [Checkpointed, Halved, Reentrant])
+@pytest.mark.parametrize("limit", [0, 2 * ONE, BUCKET_BYTES])
+def test_a_forward_that_runs_again_in_a_backward_gathers_nothing_that_it_does_not_use(storage, calls, limit, kind):
+    net, whole = layers(kind, kind, kind), layers(Layer, Layer, Layer)
+    sharded = shard_(net, storage=storage, gather_bucket_bytes=limit)
+    held, at_end = [], sharded._end_of_backward
+
+    def noted():
+        held.append(len(sharded.gathers._ahead))
+        at_end()
+
+    sharded._end_of_backward = noted
+    for _ in range(3):
+        calls.clear()
+        x, y = given(), given()
+        step(net, x)
+        step(whole, y)
+        assert torch.equal(x.grad, y.grad)
+        # Of each weight: for the forward, for the forward again, for the backward.
+        assert sorted(name for bucket in calls for name in bucket) == sorted(
+            3 * [f"{at}.{name}" for at in range(3) for name in "abc"]
+        )
+    assert held and not any(held)
+
+
+@pytest.mark.skipif(not TELLS, reason="a torch that does not tell whether a backward is under way")
+@pytest.mark.parametrize("kind", [Checkpointed, Halved])
+@pytest.mark.parametrize("limit", [0, 2 * ONE, BUCKET_BYTES])
+def test_checkpoints_inside_graphs_gather_each_weight_once_for_each_use(storage, calls, limit, kind):
+    net, whole = layers(kind, kind, kind), layers(Layer, Layer, Layer)
+    sharded = shard_(net, storage=storage, gather_bucket_bytes=limit)
+    graphed = make_graphed_callables(list(net), [(given(),)], storage, chain=True)
+    for _ in range(2):
+        calls.clear()
+        x, y = given(), given()
+        step(graphed, x)
+        step(whole, y)
+        assert torch.equal(x.grad, y.grad)
+        assert sorted(name for bucket in calls for name in bucket) == sorted(
+            3 * [f"{at}.{name}" for at in range(3) for name in "abc"]
+        )
+    sharded.join()
+    for weight in sharded.weights:
+        assert torch.allclose(weight.main_grad, whole.get_parameter(weight.name).grad, rtol=1e-5, atol=1e-6)
 
 
 def test_what_an_exception_left_gathered_is_not_used(storage):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 BUCKET_BYTES = 32 << 20
 
 Key = Tuple[str, int]
+
+#: The backward that this thread runs, -1 in none. Older torch does not tell.
+_backward_under_way: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
 class _Ahead(NamedTuple):
@@ -74,6 +77,8 @@ class Gathers:
         self.first: Dict[str, Optional["Weight"]] = {"forward": None, "backward": None}
         #: Weights of the runner under way; ``None`` outside runners, where every weight may be gathered ahead.
         self._inside: Optional[Set[int]] = None
+        #: The direction of that runner.
+        self._heading: Optional[str] = None
         #: The first weight of the runner after it and all of that runner's, until they are gathered for it.
         self._following: Optional[Tuple["Weight", Set[int]]] = None
         self._handed: Dict[Key, _Ahead] = {}
@@ -91,6 +96,8 @@ class Gathers:
         ahead = self._ahead.pop(key)
         if ahead.done is not None:
             torch.cuda.current_stream().wait_event(ahead.done)
+        if self._recomputes(direction):
+            return ahead.full
         self._chain(weight, direction)
         follower = self._after(weight, ahead.bucket, direction)
         if follower is not None and (self._inside is None or id(follower) in self._inside):
@@ -131,16 +138,20 @@ class Gathers:
         self._handed.clear()
         self._lent.clear()
         self._last = {"forward": None, "backward": None}
-        self._inside = self._following = None
+        self._inside = self._heading = self._following = None
 
     # ------------------------------------------------------------------ runners
 
     def begin_runner(
-        self, weights: Sequence["Weight"], first: Optional["Weight"] = None, following: Sequence["Weight"] = ()
+        self,
+        direction: str,
+        weights: Sequence["Weight"],
+        first: Optional["Weight"] = None,
+        following: Sequence["Weight"] = (),
     ) -> None:
-        """A runner with these weights begins. ``first``: the weight that the runner after it uses first, of all of its weights;
+        """A runner in this direction with these weights begins. ``first``: the weight that the runner after it uses first, of all of its weights;
         with the last bucket of this one in use, its first bucket is gathered for it, unless ``first`` is larger than a bucket."""
-        self._inside = {id(weight) for weight in weights}
+        self._inside, self._heading = {id(weight) for weight in weights}, direction
         self._following = None
         if first is not None and first.full_bytes <= self._bucket_bytes:
             self._following = (first, {id(weight) for weight in following})
@@ -148,7 +159,7 @@ class Gathers:
     def end_runner(self) -> Optional[Handover]:
         """It ends: all that it gathered is there. Gives what the next one takes over."""
         self.end_of_passes()
-        self._inside = self._following = None
+        self._inside = self._heading = self._following = None
         for key, ahead in self._handed.items():
             if ahead.done is not None:
                 torch.cuda.current_stream().wait_event(ahead.done)
@@ -163,6 +174,13 @@ class Gathers:
             self._ahead[(direction, id(entry.weight))] = entry._replace(version=entry.weight.parameter._version)
 
     # ------------------------------------------------------------------ the chain
+
+    def _recomputes(self, direction: str) -> bool:
+        """Whether a backward asks for weights of the forward, as checkpoints of activations do: each part anew, from the last to the
+        first. What follows in the chain is not used next then, and would be held to the end of the backward."""
+        if direction != "forward":
+            return False
+        return _backward_under_way() != -1 if self._heading is None else self._heading == "backward"
 
     def _chain(self, weight: "Weight", direction: str) -> None:
         last = self._last[direction]
@@ -199,7 +217,9 @@ class Gathers:
     # ------------------------------------------------------------------ buffers
 
     def _start(self, weight: "Weight", direction: str) -> None:
-        self._gather(self._bucket(weight, direction, self._inside, self._ahead), direction, self._ahead)
+        alone = self._recomputes(direction)
+        bucket = [weight] if alone else self._bucket(weight, direction, self._inside, self._ahead)
+        self._gather(bucket, direction, self._ahead)
 
     def _gather(self, bucket: List["Weight"], direction: str, ahead: Dict[Key, _Ahead]) -> None:
         full = [self._buffer(one) for one in bucket]

@@ -209,9 +209,10 @@ def _inside(runner: _Runner, owners: List[Sharded], direction: str) -> Iterator[
     following = runner.following[direction]
     for owner in owners:
         if following is None:
-            owner.gathers.begin_runner(runner.weights)
+            owner.gathers.begin_runner(direction, runner.weights)
         else:
-            owner.gathers.begin_runner(runner.weights, following.first[direction].get(id(owner)), following.weights)
+            first = following.first[direction].get(id(owner))
+            owner.gathers.begin_runner(direction, runner.weights, first, following.weights)
     yield
     handed = [owner.gathers.end_runner() for owner in owners]
     if following is not None:
