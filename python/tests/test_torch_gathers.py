@@ -244,17 +244,38 @@ def test_a_bucket_of_weights_that_changed_is_gathered_again_as_one(storage, call
     with torch.no_grad():
         for _ in range(3):
             net(given())
-        # The first bucket of the next evaluation is there already.
+        net[0](given())
+        # The second layer's bucket is there already.
         assert len(sharded.gathers._ahead) == 3
         for weight in sharded.weights:
             weight.parameter.mul_(2.0)
         calls.clear()
+        after = net[1](given())
+        doubled = layers(Layer, Layer)
+        for parameter in doubled.parameters():
+            parameter.mul_(2.0)
+        assert torch.equal(after, doubled[1](given()))
+    assert calls[0] == ["1.a", "1.b", "1.c"]
+
+
+@pytest.mark.parametrize("limit", [0, 2 * ONE, 4 * ONE, BUCKET_BYTES])
+def test_an_evaluation_gathers_nothing_for_the_next_one(storage, calls, limit):
+    net = layers(Layer, Layer)
+    sharded = shard_(net, storage=storage, gather_bucket_bytes=limit)
+    with torch.no_grad():
+        for _ in range(3):
+            calls.clear()
+            before = net(given())
+            assert not sharded.gathers._ahead
+            assert [name for bucket in calls for name in bucket] == [f"{at}.{name}" for at in (0, 1) for name in "abc"]
+        # A change that torch does not count.
+        for weight in sharded.weights:
+            weight.parameter.data.mul_(2.0)
         after = net(given())
         doubled = layers(Layer, Layer)
         for parameter in doubled.parameters():
             parameter.mul_(2.0)
-        assert torch.equal(after, doubled(given()))
-    assert calls[0] == ["0.a", "0.b", "0.c"]
+        assert torch.equal(after, doubled(given())) and not torch.equal(after, before)
 
 
 class Checkpointed(Layer):

@@ -200,9 +200,11 @@ def test_a_weight_that_changed_after_it_was_gathered_ahead_is_gathered_again(sto
     sharded = shard_(net, storage=storage)
     x = data(0)
     with torch.no_grad():
-        # Evaluations, without a backward between: the next one's first weight is gathered ahead.
-        for _ in range(3):
+        for _ in range(2):
             before = net(x)
+        # An evaluation that stops half-way, with what follows gathered ahead.
+        net.blocks[0](x)
+        assert sharded.gathers._ahead
         for weight in sharded.weights:
             weight.parameter.mul_(2.0)
         after = net(x)

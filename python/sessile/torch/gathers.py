@@ -75,7 +75,7 @@ class Gathers:
         self._lent: List[List[torch.Tensor]] = []
         #: The first weight of the pass under way, or of the last one.
         self.first: Dict[str, Optional["Weight"]] = {"forward": None, "backward": None}
-        #: Weights of the runner under way; ``None`` outside runners, where every weight may be gathered ahead.
+        #: Weights of the runner under way; ``None`` outside runners.
         self._inside: Optional[Set[int]] = None
         #: The direction of that runner.
         self._heading: Optional[str] = None
@@ -100,7 +100,7 @@ class Gathers:
             return ahead.full
         self._chain(weight, direction)
         follower = self._after(weight, ahead.bucket, direction)
-        if follower is not None and (self._inside is None or id(follower) in self._inside):
+        if follower is not None and self._reaches(follower, direction, self._inside):
             if (direction, id(follower)) not in self._ahead:
                 self._start(follower, direction)
         elif self._following is not None:
@@ -199,6 +199,11 @@ class Gathers:
             follower = self._next.get((direction, id(follower)))
         return follower
 
+    def _reaches(self, follower: "Weight", direction: str, inside: Optional[Set[int]]) -> bool:
+        """Whether what follows may be gathered ahead: what the runner has; outside runners all but the first weight of the pass,
+        since another evaluation may never come, or come after the shards were changed."""
+        return follower is not self.first[direction] if inside is None else id(follower) in inside
+
     def _bucket(
         self, weight: "Weight", direction: str, inside: Optional[Set[int]], ahead: Dict[Key, _Ahead]
     ) -> List["Weight"]:
@@ -210,7 +215,7 @@ class Gathers:
                 return bucket
             total += follower.full_bytes
             alike = follower.group_name == weight.group_name and follower.dtype == weight.dtype
-            if not alike or total > self._bucket_bytes or not (inside is None or id(follower) in inside):
+            if not alike or total > self._bucket_bytes or not self._reaches(follower, direction, inside):
                 return bucket
             bucket.append(follower)
 
