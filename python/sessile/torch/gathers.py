@@ -36,7 +36,8 @@ class _Ahead(NamedTuple):
 
 class Handover:
     """The first bucket of a runner, which the runner before gathers for it. Where another one was launched since, or the shards
-    were changed, it is gathered again before the runner is launched."""
+    were changed, it is gathered again before the runner is launched. Each rank judges that by its own counts, and the gather is
+    collective: a shard that is changed in place between the two, even to equal values, must be changed on all ranks."""
 
     def __init__(self, storage: GraphStorage, entries: Sequence[_Ahead]) -> None:
         self._storage, self._core, self.entries = storage, storage._core, list(entries)
