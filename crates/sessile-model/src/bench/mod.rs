@@ -181,7 +181,8 @@ impl<D: Device> Comms<D> {
     }
 }
 
-/// Runs all variants on this rank, one after the other. Collective over the job.
+/// Runs all variants on this rank, a round of each in turn, so that a change of the device's clocks meets all of them.
+/// Collective over the job.
 ///
 /// # Errors
 /// Those of the runtime.
@@ -192,54 +193,73 @@ pub fn bench_stack<D: Device>(
     kind: ReduceScatter,
     observe: &dyn Fn(Variant),
 ) -> Result<Vec<Timing>, RuntimeError> {
-    Variant::ALL
-        .into_iter()
-        .map(|variant| {
-            observe(variant);
-            time(Stack::new(device, comms, config, kind, variant)?, config, variant)
-        })
-        .collect()
+    let mut timed = Vec::new();
+    for variant in Variant::ALL {
+        observe(variant);
+        timed.push(Timed::new(Stack::new(device, comms, config, kind, variant)?, variant)?);
+    }
+    // The first one is not counted.
+    for round in 0..=config.rounds {
+        for timed in &mut timed {
+            timed.round(config, round > 0)?;
+        }
+    }
+    timed.into_iter().map(Timed::end).collect()
 }
 
-fn time<D: Device>(
-    mut stack: Stack<D>,
-    config: &StackConfig,
+/// A variant, ready to run, and what its rounds took.
+struct Timed<D: Device> {
+    stack: Stack<D>,
     variant: Variant,
-) -> Result<Timing, RuntimeError> {
-    let digest = stack.prepare()?;
-    let (mut rounds, mut hosts) = (Vec::new(), Vec::new());
-    for round in 0..=config.rounds {
-        stack.wait()?;
+    digest: String,
+    /// Nanoseconds of a step, and of the host in a replay.
+    rounds: Vec<u64>,
+    hosts: Vec<u64>,
+}
+
+impl<D: Device> Timed<D> {
+    fn new(mut stack: Stack<D>, variant: Variant) -> Result<Self, RuntimeError> {
+        let digest = stack.prepare()?;
+        Ok(Timed { stack, variant, digest, rounds: Vec::new(), hosts: Vec::new() })
+    }
+
+    fn round(&mut self, config: &StackConfig, counts: bool) -> Result<(), RuntimeError> {
+        self.stack.wait()?;
         let begin = Instant::now();
         let mut host = Duration::ZERO;
         for step in 0..config.steps {
             let launched = Instant::now();
-            stack.step()?;
+            self.stack.step()?;
             // Later steps may wait for room in the device's queues.
             if step == 0 {
                 host = launched.elapsed();
             }
         }
-        stack.wait()?;
-        if round > 0 {
-            rounds.push(nanoseconds(begin.elapsed()) / u64::from(config.steps));
-            hosts.push(nanoseconds(host) / u64::from(config.layers));
+        self.stack.wait()?;
+        if counts {
+            self.rounds.push(nanoseconds(begin.elapsed()) / u64::from(config.steps));
+            self.hosts.push(nanoseconds(host) / u64::from(config.layers));
         }
+        Ok(())
     }
-    rounds.sort_unstable();
-    hosts.sort_unstable();
-    let (buffer_bytes, fences) = stack.storage();
-    stack.end()?;
-    Ok(Timing {
-        variant,
-        step_ns: rounds[rounds.len() / 2],
-        least_ns: rounds[0],
-        most_ns: rounds[rounds.len() - 1],
-        host_ns: hosts[hosts.len() / 2],
-        buffer_bytes,
-        fences,
-        digest,
-    })
+
+    fn end(mut self) -> Result<Timing, RuntimeError> {
+        self.rounds.sort_unstable();
+        self.hosts.sort_unstable();
+        let (buffer_bytes, fences) = self.stack.storage();
+        let Timed { stack, variant, digest, rounds, hosts } = self;
+        stack.end()?;
+        Ok(Timing {
+            variant,
+            step_ns: rounds[rounds.len() / 2],
+            least_ns: rounds[0],
+            most_ns: rounds[rounds.len() - 1],
+            host_ns: hosts[hosts.len() / 2],
+            buffer_bytes,
+            fences,
+            digest,
+        })
+    }
 }
 
 fn nanoseconds(time: Duration) -> u64 {
