@@ -2,10 +2,11 @@
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import ranks
 import sessile
-from sessile.torch import GraphStorage
+from sessile.torch import GraphStorage, ShardedParameter, shard_
 
 
 def _discover(storage, rows, group="dp"):
@@ -90,3 +91,26 @@ def test_ranks_agree_or_all_learn_who_differs():
     # The rank that discovered nothing has its own reason, the others its rank.
     assert second[4][0] == "TraceError"
     assert first[4][0] == third[4][0] == "AgreementError" and "rank 1" in first[4][1]
+
+
+def _buckets(rank):
+    """Two ranks that differ, in a group that both are in; then each in a group of its own; then with equal numbers."""
+
+    def shard(group, limit):
+        net = nn.Sequential(nn.Linear(4, 4))
+        try:
+            shard_(net, group, storage=GraphStorage(device="cpu"), gather_bucket_bytes=limit)
+        except sessile.AgreementError as error:
+            assert not any(isinstance(parameter, ShardedParameter) for parameter in net.parameters())
+            return error.rank, error.group, error.expected, error.found, str(error)
+
+    alone = [dist.new_group([at]) for at in range(2)][rank]
+    return shard(dist.group.WORLD, 64 << rank), shard(alone, 64 << rank), shard(dist.group.WORLD, 64)
+
+
+def test_bucket_bytes_that_differ_are_refused_on_every_rank_of_the_group():
+    first, second = ranks.run(_buckets, 2)
+    assert first == second
+    refused, alone, equal = first
+    assert refused[:4] == (1, "gtp", "64", "128") and alone is None and equal is None
+    assert "gather_bucket_bytes is 64 on rank 0 and 128 on rank 1" in refused[4]

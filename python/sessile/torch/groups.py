@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Callable, List, Optional, Tuple
+from typing import Callable, List, Mapping, Optional, Tuple
 
 import torch.distributed as dist
 
-from ..errors import GroupError
+from ..errors import AgreementError, GroupError
 
 #: Names the running system: equal in all processes of one machine, whatever its host name.
 MACHINE = "/proc/sys/kernel/random/boot_id"
@@ -58,3 +58,24 @@ def is_near(group: Optional["dist.ProcessGroup"], name: str) -> bool:
             machine = file.read()
     everybody = gather(machine)
     return machine != b"" and all(other == machine for other in everybody)
+
+
+def agree(groups: Mapping[str, Optional["dist.ProcessGroup"]], what: str, value: str) -> None:
+    """Refuses a value that is not the same on every rank of each group. Collective over them."""
+    # All are asked before one is judged: who is refused in one group still answers in the other.
+    answers = []
+    for name, group in groups.items():
+        ranks, _, gather = describe(group, name)
+        everybody = [value] if gather is None else [other.decode() for other in gather(value.encode())]
+        answers.append((name, ranks, everybody))
+    for name, ranks, everybody in answers:
+        for rank, found in zip(ranks, everybody):
+            if found != everybody[0]:
+                raise AgreementError(
+                    f"{what} is {everybody[0]} on rank {ranks[0]} and {found} on rank {rank} of group `{name}`: give every rank "
+                    "the same",
+                    rank=rank,
+                    group=name,
+                    expected=everybody[0],
+                    found=found,
+                )

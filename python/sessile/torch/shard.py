@@ -398,7 +398,7 @@ def shard_(
     also for all below a module that is one) over ``expert_group``. Each rank must hold equal weights. Collective.
 
     Weights that are used one after the other are gathered by one call as far as they have ``gather_bucket_bytes`` together, whole;
-    0 gathers each alone. The same on every rank."""
+    0 gathers each alone. Numbers that differ between the ranks of a group are an `AgreementError` on each of them."""
     integer = isinstance(gather_bucket_bytes, int) and not isinstance(gather_bucket_bytes, bool)
     if not integer or gather_bucket_bytes < 0:
         raise ArgumentError(
@@ -412,6 +412,7 @@ def shard_(
     names = {"gtp": group}
     if any(expert for _, _, _, _, expert in found):
         names["gtp_experts"] = expert_group if expert_group is not None else group
+    groups.agree(names, "gather_bucket_bytes", str(gather_bucket_bytes))
     for name, member in names.items():
         storage.add_group(name, member)
     chosen = {
