@@ -198,6 +198,17 @@ def test_eager_execution_between_two_graphs_uses_no_planned_bytes(storage):
             assert all(torch.equal(layer(x), want) for layer, want in zip(net, expected))
 
 
+def test_eager_execution_in_another_order_changes_nothing_of_the_graphs(storage):
+    net, sharded, graphed = apart(storage)
+    x = given()
+    with torch.no_grad():
+        expected = [layer(x) for layer in layers(Layer, Layer, Layer)]
+        for at in (1, 1, 0, 0, 2, 0):
+            assert torch.equal(net[at](x), expected[at])
+        for at in (0, 1, 2, 1):
+            assert torch.equal(graphed[at](x), expected[at])
+
+
 def test_a_graph_that_failed_is_launched_again_with_its_weights(storage):
     class Fickle(Layer):
         fails = False

@@ -185,7 +185,8 @@ class Gathers:
 
     def _chain(self, weight: "Weight", direction: str) -> None:
         last = self._last[direction]
-        if last is not None and last is not weight:
+        # What runs eagerly once a plan is sealed is in no order that its runners have.
+        if last is not None and last is not weight and self._storage.plan is None:
             self._next.setdefault((direction, id(last)), weight)
         if last is None:
             self.first[direction] = weight
