@@ -164,7 +164,7 @@ def kill(stage, ranks, who):
 
 def full(stage):
     # The eager steps have their memory by then; the arenas, allocated after them, have not.
-    stage.train("job", "--launch 2 --gtp 2 --layers 4 --hidden 1024 --heads 8 --steps 40 --timeout 60")
+    stage.train("job", "--launch 2 --gtp 2 --layers 4 --hidden 1024 --heads 8 --steps 40 --timeout 20")
     stage.wait_for("job", "eager step")
     begin = time.monotonic()
     stage.hog("eat", 1, 64)
@@ -319,7 +319,7 @@ def faults():
             what = "the launcher" if who is None else f"rank {who}"
             yield (name + suffix, f"kill -9 of {what} of {ranks} ranks in replay", 120, ranks,
                    lambda stage, ranks=ranks, who=who: kill(stage, ranks, who))
-    yield "out-of-memory", "another program takes the memory of GPU 1 during the run", 60, 2, full
+    yield "out-of-memory", "another program takes the memory of GPU 1 during the run", 120, 2, full
     yield "gpu-busy", "another program keeps both GPUs busy", 240, 2, busy
     yield "library-missing", "no folder of libraries is named", 60, 2, no_library
     yield "nccl-too-old", "an NCCL without the functions of 2.27", 60, 2, another_nccl

@@ -39,7 +39,7 @@ def runs():
     for hidden, tokens, steps in [(512, 512, 10), (1024, 1024, 10), (2048, 2048, 10), (2048, 8192, 10), (4096, 4096, 10),
                                   (4096, 16384, 4)]:
         sizes = f"--hidden {hidden} --tokens {tokens} --steps {steps}"
-        yield f"graphs-{hidden}x{tokens}", f"{graphs} {sizes} --json {{json}}", 90, 2
+        yield f"graphs-{hidden}x{tokens}", f"{graphs} {sizes} --json {{json}}", 180, 2
     yield "reduce-scatter", "bench reduce-scatter --json {json} --svg {out}/reduce-scatter.svg", 300, 2
     yield "reduce-scatter-4", "bench reduce-scatter --ranks 4 --json {json}", 400, 4
     yield "reduce-scatter-8", "bench reduce-scatter --ranks 8 --json {json}", 500, 8
