@@ -59,9 +59,9 @@ const CHUNK: u64 = 32 << 20;
 /// How the one-shot reduce-scatter uses the GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OneShotOptions {
-    /// Multiprocessors that a launch may take. None: as many as are useful. 0: the copy engines bring what is too large
-    /// for packets, and 16 multiprocessors sum it afterwards. All members of a group must have the same here, or it is not
-    /// made.
+    /// Multiprocessors whose worth of blocks a launch may take. None: as many as are useful. By packets these are up to four
+    /// small blocks for each, which the GPU may spread over more. 0: the copy engines bring what is too large for packets,
+    /// and 16 multiprocessors sum it afterwards. All members of a group must have the same here, or it is not made.
     pub budget: Option<u32>,
     /// This way for all that is too large for packets, if it can go it, and packets if it is `Push` and they fit: to
     /// measure. All ranks must have the same here.
