@@ -22,7 +22,11 @@ fn every_variant_of_the_stack_gives_the_same_bits_and_nothing_races() {
             let device = Recorded::new(device, LogLevel::On);
             let layouts = [4, 2].map(|size| RankLayout::new(4, size).expect("divides"));
             let comms = Comms::make(&device, &layouts)?;
-            let timings = bench_stack(&device, &comms, &config, kind, &|_| {})?;
+            let mut timings = Vec::new();
+            // One by one, as the log of a program has one plan at a time.
+            for variant in Variant::ALL {
+                timings.extend(bench_stack(&device, &comms, &config, kind, &[variant], &|_| {})?);
+            }
             drop(comms);
             Ok::<_, RuntimeError>((device.take_log(), timings))
         });
@@ -45,4 +49,29 @@ fn every_variant_of_the_stack_gives_the_same_bits_and_nothing_races() {
         assert!(report.operations > 0);
         assert!(report.violations.is_empty(), "{kind}: {:?}", report.violations.first());
     }
+}
+
+/// As they are timed: all at once, a round of each in turn.
+#[test]
+fn variants_that_take_turns_give_the_bits_of_each_alone() {
+    let config =
+        StackConfig { layers: 5, hidden: 24, tokens: 8, wgrad_dtype: DType::Bf16, steps: 2, rounds: 2 };
+    let digests = |together: bool| {
+        let world = World::new(WorldOptions::threads(2, 2));
+        let results = world.run(|device| {
+            let comms = Comms::make(&device, &[RankLayout::new(2, 2).expect("divides")])?;
+            let kind = ReduceScatter::OneShot;
+            let bench = |variants: &[Variant]| bench_stack(&device, &comms, &config, kind, variants, &|_| {});
+            let timings = if together {
+                bench(&Variant::ALL)?
+            } else {
+                Variant::ALL.iter().map(|variant| bench(&[*variant])).collect::<Result<Vec<_>, _>>()?.concat()
+            };
+            Ok::<_, RuntimeError>(timings.into_iter().map(|timing| timing.digest).collect::<Vec<_>>())
+        });
+        results.into_iter().map(|result| result.expect("runs")).collect::<Vec<_>>()
+    };
+    let alone = digests(false);
+    assert!(alone[0].iter().filter(|digest| !digest.is_empty()).count() == 5, "{alone:?}");
+    assert_eq!(digests(true), alone);
 }

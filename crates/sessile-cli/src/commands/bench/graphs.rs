@@ -181,7 +181,7 @@ fn measure<D: Device>(
                 let number = Variant::ALL.iter().position(|other| *other == variant).unwrap_or(0) as u64;
                 progress.step("variant", done + number + 1, format!("{hidden} {kind} {}", variant.name()));
             };
-            let timings = bench_stack(device, &comms, &config, kind, &observe)?;
+            let timings = bench_stack(device, &comms, &config, kind, &Variant::ALL, &observe)?;
             let took = |timing: &Timing| format!("{} {} µs", timing.variant.name(), timing.step_ns / 1000);
             let took: Vec<String> = timings.iter().map(took).collect();
             progress.message(format!("{hidden}, {tokens} tokens, {kind}: {}", took.join(", ")));
