@@ -9,7 +9,7 @@ use sessile_hal::{Collective, Comm, DeviceError};
 
 use crate::context::RawEvent;
 use crate::core::{Core, Handle};
-use crate::link::Answer;
+use crate::link::{Answer, Group};
 use crate::nccl::RawComm;
 use crate::oneshot::{OneShotOptions, Signals};
 
@@ -52,6 +52,12 @@ pub(crate) struct Made {
     pub(crate) nccl: Option<Arc<RawComm>>,
     pub(crate) near: bool,
     pub(crate) signals: Option<Signals>,
+}
+
+impl Made {
+    pub(crate) fn group(&self) -> Group<'_> {
+        Group { id: self.id, name: &self.name, ranks: &self.ranks }
+    }
 }
 
 impl CommCell {
@@ -114,35 +120,32 @@ impl CommCell {
         true
     }
 
-    pub(crate) fn aborted_by(&self, by: u32) -> DeviceError {
-        DeviceError::Aborted { rank: self.handle.core.rank, group: self.name.clone(), by }
+    pub(crate) fn group(&self) -> Group<'_> {
+        Group { id: self.id, name: &self.name, ranks: &self.ranks }
+    }
+
+    /// Gives it up since this rank can't go on in it: no member waits for it, and all are told why.
+    pub(crate) fn give_up(&self, error: &DeviceError) {
+        if self.fail(error.clone()) {
+            self.handle.core.link.abort(self.id, &error.to_string());
+        }
     }
 
     /// All-gathers bytes between the members' hosts.
     pub(crate) fn exchange(&self, payload: &[u8]) -> Result<Vec<Vec<u8>>, DeviceError> {
         self.usable()?;
-        let core = &self.handle.core;
-        exchange(core, self.id, &self.name, payload).map_err(|error| {
-            match (&error, core.link.aborted(self.id)) {
-                (DeviceError::PeerLost { .. }, Some(by)) => self.aborted_by(by),
-                _ => error,
-            }
-        })
+        exchange(&self.handle.core, self.group(), payload)
     }
 }
 
 /// All-gathers bytes in a group.
-pub(crate) fn exchange(
-    core: &Core,
-    group: u64,
-    name: &str,
-    payload: &[u8],
-) -> Result<Vec<Vec<u8>>, DeviceError> {
+pub(crate) fn exchange(core: &Core, group: Group<'_>, payload: &[u8]) -> Result<Vec<Vec<u8>>, DeviceError> {
     let deadline = core.options.deadline;
-    let what = || format!("an exchange of group `{name}`");
-    match core.link.gather(group, payload, deadline) {
+    match core.link.gather(group.id, payload, deadline) {
         Answer::Gathered(payloads) => Ok(payloads),
-        other => Err(unanswered(core, other, what(), deadline)),
+        other => Err(core.link.given_up(group).unwrap_or_else(|| {
+            unanswered(core, other, format!("an exchange of group `{}`", group.name), deadline)
+        })),
     }
 }
 
@@ -198,9 +201,9 @@ impl Comm for CudaComm {
 
     fn abort(&self) {
         let core = &self.0.handle.core;
-        let error = self.0.aborted_by(core.rank);
+        let error = DeviceError::Aborted { rank: core.rank, group: self.0.name.clone(), by: core.rank };
         if self.0.fail(error.clone()) {
-            core.link.abort(self.0.id);
+            core.link.abort(self.0.id, "");
             core.tell_later(error);
         }
     }

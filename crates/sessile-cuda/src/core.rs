@@ -213,6 +213,15 @@ impl Core {
         }
     }
 
+    /// A driver's lack of memory as an error that says for what; another error as it is.
+    pub(crate) fn no_memory(&self, error: DeviceError, label: &str, requested: u64) -> DeviceError {
+        if !crate::error::is_full(&error) {
+            return error;
+        }
+        let free = self.context.memory().map_or(0, |(free, _)| free);
+        DeviceError::OutOfMemory { rank: self.rank, label: label.to_owned(), requested, free }
+    }
+
     /// Something that the next named wait reports.
     pub(crate) fn tell_later(&self, error: DeviceError) {
         self.untold.lock().unwrap_or_else(PoisonError::into_inner).push(error);
@@ -323,8 +332,8 @@ impl Core {
                     what,
                     after: self.options.deadline,
                 })
-            } else if let Some(by) = self.link.aborted(comm.id) {
-                Some(comm.aborted_by(by))
+            } else if let Some(error) = self.link.given_up(comm.group()) {
+                Some(error)
             } else if let Some(peer) = self.link.lost(&comm.ranks)
                 && !comm.is_idle()
             {

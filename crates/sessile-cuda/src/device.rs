@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cudarc::driver::sys::CUresult;
 use sessile_hal::{
     Collective, Comm, Device, DeviceError, EventScope, Limits, Memory, MemoryId, NodeKind, Op, Span, Stream,
     Ticket, Transfer, View,
@@ -197,23 +196,15 @@ impl Device for CudaDevice {
                 core.pool.alloc(bytes).map(Backing::Block)
             }
         };
-        let full = |error: &DeviceError| crate::error::is(error, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         let backing = match take() {
             // What was dropped may still be there; it goes once its work has ended.
-            Err(error) if full(&error) && !core.graveyard.is_empty() => {
+            Err(error) if crate::error::is_full(&error) && !core.graveyard.is_empty() => {
                 core.reap_all(core.options.deadline);
                 take()
             }
             taken => taken,
         };
-        let backing = backing.map_err(|error| {
-            if full(&error) {
-                let free = core.context.memory().map_or(0, |(free, _)| free);
-                DeviceError::OutOfMemory { rank: core.rank, label: label.to_owned(), requested: bytes, free }
-            } else {
-                error
-            }
-        })?;
+        let backing = backing.map_err(|error| core.no_memory(error, label, bytes))?;
         let address = match &backing {
             Backing::Block(block) => block.address,
             Backing::Mapping(mapping) => mapping.address,
@@ -265,6 +256,13 @@ impl Device for CudaDevice {
             return Ok(());
         }
         let window = self.make_window(cell, memory);
+        if let Err(error) = &window
+            && !matches!(error, DeviceError::Unreachable { .. })
+        {
+            // Others may be inside NCCL's call, where they would wait for this rank.
+            cell.give_up(error);
+            return Err(error.clone());
+        }
         let all = comm.exchange(&[u8::from(window.is_ok())])?;
         let window = window?;
         if all.iter().any(|ok| *ok != [1]) {
@@ -333,8 +331,12 @@ impl Device for CudaDevice {
             Answer::Refused => return Err(bad("the name belongs to a group of other ranks")),
             other => return Err(unanswered(core, other, format!("making group `{name}`"), deadline)),
         };
-        let made = self.meet(id, name, ranks, u32::try_from(member).unwrap_or(u32::MAX))?;
-        let cell = Arc::new(CommCell::new(&self.handle, made)?);
+        let made = self.meet(id, name, ranks, u32::try_from(member).unwrap_or(u32::MAX));
+        // The others need not wait for a member that can't make its part.
+        let cell = made
+            .and_then(|made| CommCell::new(&self.handle, made))
+            .inspect_err(|error| core.link.abort(id, &error.to_string()))?;
+        let cell = Arc::new(cell);
         core.add_comm(&cell);
         Ok(CudaComm(cell))
     }

@@ -32,6 +32,11 @@ pub(crate) fn is(error: &DeviceError, code: CUresult) -> bool {
     matches!(error, DeviceError::Driver { code: have, .. } if *have == code as i64)
 }
 
+/// Whether the GPU had no memory for the call.
+pub(crate) fn is_full(error: &DeviceError) -> bool {
+    is(error, CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+}
+
 /// A static string of a vendor's library.
 pub(crate) fn owned(text: *const c_char) -> String {
     if text.is_null() {

@@ -8,8 +8,10 @@ use sessile_plan::DType;
 
 use crate::comm::{CommCell, Made, exchange};
 use crate::context::{Context, Priority, RawStream};
+use crate::core::Core;
 use crate::device::CudaDevice;
 use crate::handover::Handover;
+use crate::link::Group;
 use crate::memory::{Backing, CudaMemory, Window};
 use crate::nccl::{self, RawComm, within};
 use crate::oneshot::{MOST_RANKS, PAD, Signals};
@@ -34,7 +36,7 @@ impl CudaDevice {
         let machine = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let gpu = &core.context.gpu;
         let place = [&gpu.uuid[..], &[u8::from(gpu.shareable)], machine.trim().as_bytes()].concat();
-        let places = exchange(core, id, name, &place)?;
+        let places = exchange(core, made.group(), &place)?;
         let mut gpus: Vec<_> = places.iter().map(|place| place.get(..16)).collect();
         let share =
             gpus.iter().map(|gpu| gpus.iter().filter(|other| *other == gpu).count()).max().unwrap_or(1);
@@ -50,39 +52,27 @@ impl CudaDevice {
         Ok(made)
     }
 
-    /// The signal words of own kernels; none if a member could not map them.
+    /// The signal words of own kernels; none if a member could not map those of another.
     fn make_signals(&self, made: &Made, share: u32) -> Result<Option<Signals>, DeviceError> {
         let core = self.core();
-        let fd = Mapping::alloc(&core.context, PAD).and_then(|pad| pad.export().map(|fd| (pad, fd)));
-        let mine = fd.and_then(|(pad, fd)| {
-            let words = HostWords::new(&core.context, 4)?;
-            Ok((pad, fd, words))
+        let label = || format!("mailboxes of group `{}`", made.name);
+        let pad = Mapping::alloc(&core.context, PAD).map_err(|error| core.no_memory(error, &label(), PAD))?;
+        let (fd, words) = (pad.export()?, HostWords::new(&core.context, 4)?);
+        let theirs = self.swap(made.group(), made.member, &fd)?;
+        let mapped: Result<Vec<_>, _> = theirs
+            .iter()
+            .map(|fd| fd.as_ref().map(|fd| Mapping::import(&core.context, fd, pad.size)).transpose())
+            .collect();
+        let signals = mapped.and_then(|peers| {
+            let address = |peer: &Option<Mapping>| peer.as_ref().map_or(pad.address, |peer| peer.address);
+            let addresses: Vec<u64> = peers.iter().map(address).collect();
+            let own = pad.address;
+            Signals::new(&core.pool, own, Box::new((pad, peers)), &addresses, words, share)?
+                .with(&core.pool, &core.options.one_shot)
         });
-        let signals = match mine {
-            Err(error) => {
-                // To the exchanges of the others, with nothing to offer.
-                exchange(core, made.id, &made.name, &[])?;
-                Err(error)
-            }
-            Ok((pad, fd, words)) => {
-                let theirs = self.swap(made.id, &made.name, made.member, &fd)?;
-                let mapped: Result<Vec<_>, _> = theirs
-                    .iter()
-                    .map(|fd| fd.as_ref().map(|fd| Mapping::import(&core.context, fd, pad.size)).transpose())
-                    .collect();
-                mapped.and_then(|peers| {
-                    let address =
-                        |peer: &Option<Mapping>| peer.as_ref().map_or(pad.address, |peer| peer.address);
-                    let addresses: Vec<u64> = peers.iter().map(address).collect();
-                    let own = pad.address;
-                    Signals::new(&core.pool, own, Box::new((pad, peers)), &addresses, words, share)?
-                        .with(&core.pool, &core.options.one_shot)
-                })
-            }
-        };
         // Nobody launches before all pads are ready. Who waits for what depends on the budget.
         let budget = core.options.one_shot.budget.map_or(u64::MAX, u64::from).to_le_bytes();
-        let all = exchange(core, made.id, &made.name, &[&[u8::from(signals.is_ok())], &budget[..]].concat())?;
+        let all = exchange(core, made.group(), &[&[u8::from(signals.is_ok())], &budget[..]].concat())?;
         if all.iter().any(|theirs| theirs.get(1..) != Some(&budget[..])) {
             let why = "its members have different budgets of multiprocessors for one_shot: give all the same";
             return Err(self.bad_group(&made.name, &made.ranks, why));
@@ -93,39 +83,31 @@ impl CudaDevice {
     fn init_nccl(&self, made: &Made) -> Result<RawComm, DeviceError> {
         let core = self.core();
         let (size, member) = (u32::try_from(made.ranks.len()).unwrap_or(u32::MAX), made.member);
-        // Everybody comes to every exchange, whatever went wrong, so that nobody waits for long.
-        let offer = if member == 0 {
-            nccl::unique_id().map(|id| id.to_vec())
-        } else {
-            nccl::version().map(|_| Vec::new())
-        };
-        let mut mine = offer.as_ref().map_or_else(|_| vec![0], Clone::clone);
-        mine.truncate(128);
-        let all = exchange(core, made.id, &made.name, &mine)?;
-        offer?;
-        let id: [u8; 128] = match all.first().map(|id| <[u8; 128]>::try_from(&id[..])) {
-            Some(Ok(id)) if all[1..].iter().all(Vec::is_empty) => id,
-            _ => return Err(self.bad_group(&made.name, &made.ranks, "a member has no NCCL that works")),
-        };
-        let (context, deadline) = (core.context.clone(), core.options.deadline);
-        let lost = || core.link.lost(&made.ranks).is_some();
-        let (pool, ranks) = (core.pool.clone(), size);
-        let comm = within(deadline, lost, move || {
-            let comm = RawComm::init(&context, id, ranks, member)?;
-            connect(&comm, &context, &pool, ranks)?;
-            Ok(comm)
+        nccl::version()?;
+        let mine = if member == 0 { nccl::unique_id()?.to_vec() } else { Vec::new() };
+        let all = exchange(core, made.group(), &mine)?;
+        let id = all.first().and_then(|id| <[u8; 128]>::try_from(&id[..]).ok());
+        let id =
+            id.ok_or_else(|| self.bad_group(&made.name, &made.ranks, "a member has no NCCL that works"))?;
+        let (context, pool) = (core.context.clone(), core.pool.clone());
+        let what = format!("making the communicator of group `{}`", made.name);
+        let comm = while_hopeful(core, made.group(), what, move || {
+            let comm = RawComm::init(&context, id, size, member)?;
+            connect(&comm, &context, &pool, size).map(|()| comm)
         });
-        let comm = comm.unwrap_or_else(|| {
-            let what = format!("making the communicator of group `{}`", made.name);
-            Err(core.link.absent(&made.ranks, what, deadline))
-        });
-        let all = exchange(core, made.id, &made.name, &[u8::from(comm.is_ok())])?;
-        let comm = comm?;
-        if all.iter().any(|ok| *ok != [1]) {
-            comm.abort();
-            return Err(self.bad_group(&made.name, &made.ranks, "a member could not make its communicator"));
-        }
-        Ok(comm)
+        let failed = |error| match error {
+            DeviceError::Driver { .. } => DeviceError::Communicator {
+                rank: core.rank,
+                group: made.name.clone(),
+                free: core.context.memory().map_or(0, |(free, _)| free),
+                why: error.to_string(),
+            },
+            _ => error,
+        };
+        let comm = comm.map_err(failed)?;
+        // Nobody uses it before all have theirs.
+        let all = exchange(core, made.group(), &[]);
+        all.inspect_err(|_| comm.abort()).map(|_| comm)
     }
 
     pub(crate) fn bad_group(&self, name: &str, ranks: &[u32], why: &'static str) -> DeviceError {
@@ -148,7 +130,7 @@ impl CudaDevice {
         let mut members = Vec::new();
         let mut peers = Vec::new();
         if comm.near {
-            for fd in self.swap(comm.id, &comm.name, comm.member, &fd)? {
+            for fd in self.swap(comm.group(), comm.member, &fd)? {
                 members.push(match fd {
                     None => address,
                     Some(fd) => {
@@ -163,19 +145,12 @@ impl CudaDevice {
         let Some(nccl) = comm.nccl.clone() else {
             return Ok(Window::new(comm.id, members, peers, None));
         };
-        let lost = || core.link.lost(&comm.ranks).is_some();
-        let registered = within(core.options.deadline, lost, move || {
+        let what = format!("registering `{}` with group `{}`", memory.label(), comm.name);
+        let window = while_hopeful(core, comm.group(), what, move || {
             // SAFETY: the address and size are those of the allocation's own mapping, which the caller holds until
             // this returns, and which goes after its windows (`MemoryCell::drop`).
             unsafe { nccl.register(address, size) }
-        });
-        let window = match registered {
-            Some(result) => result?,
-            None => {
-                let what = format!("registering `{}` with group `{}`", memory.label(), comm.name);
-                return Err(core.link.absent(&comm.ranks, what, core.options.deadline));
-            }
-        };
+        })?;
         let window = window.ok_or_else(|| DeviceError::Unreachable {
             kernel: "register_window",
             group: comm.name.clone(),
@@ -185,49 +160,68 @@ impl CudaDevice {
         Ok(Window::new(comm.id, members, peers, Some(window)))
     }
 
-    fn swap(
-        &self,
-        group: u64,
-        name: &str,
-        member: u32,
-        fd: &OwnedFd,
-    ) -> Result<Vec<Option<OwnedFd>>, DeviceError> {
+    fn swap(&self, group: Group<'_>, member: u32, fd: &OwnedFd) -> Result<Vec<Option<OwnedFd>>, DeviceError> {
         let core = self.core();
-        let failed = |error: std::io::Error| DeviceError::Rendezvous {
-            rank: core.rank,
-            address: format!("the members of group `{name}` on this machine"),
-            why: error.to_string(),
+        let failed = |error: std::io::Error| {
+            core.link.given_up(group).unwrap_or_else(|| DeviceError::Rendezvous {
+                rank: core.rank,
+                address: format!("the members of group `{}` on this machine", group.name),
+                why: error.to_string(),
+            })
         };
-        let hand = Handover::new();
-        let invitation = hand.as_ref().map(|hand| hand.invitation.clone()).unwrap_or_default();
-        let invitations = exchange(core, group, name, &invitation)?;
-        let hand = hand.map_err(failed)?;
-        hand.swap(&invitations, member as usize, fd, core.options.deadline).map_err(failed)
+        let hand = Handover::new().map_err(failed)?;
+        let invitations = exchange(core, group, &hand.invitation)?;
+        let hopeless = || core.link.is_hopeless(group);
+        hand.swap(&invitations, member as usize, fd, core.options.deadline, hopeless).map_err(failed)
     }
 }
 
+/// Makes a call that waits for a group's members, as long as all may still come and the deadline is not over.
+fn while_hopeful<T: Send + 'static>(
+    core: &Core,
+    group: Group<'_>,
+    what: String,
+    call: impl FnOnce() -> Result<T, DeviceError> + Send + 'static,
+) -> Result<T, DeviceError> {
+    let deadline = core.options.deadline;
+    within(deadline, || core.link.is_hopeless(group), call)
+        .unwrap_or_else(|| Err(core.link.absent(group, what, deadline)))
+}
+
 /// Runs one collective of each kind and of a small and a large size. NCCL connects at the first use of an algorithm, and
-/// the host waits for all peers then; here it waits with a deadline.
+/// the host waits for all peers then; here it waits with a deadline. The communicator is given up if one fails.
 fn connect(comm: &RawComm, context: &Arc<Context>, pool: &Arc<Pool>, size: u32) -> Result<(), DeviceError> {
-    let stream = RawStream::new(context, Priority::Normal)?;
-    let size = u64::from(size);
-    let large = 4 << 20;
-    let (one, all) = (pool.alloc(4 * large)?, pool.alloc(4 * large * size)?);
-    let _entered = context.enter()?;
-    for count in [64, large] {
-        // SAFETY: `one` has room for `large` elements and `all` for as many of each rank; both live until the stream
-        // was synchronized below.
-        unsafe { comm.all_gather(&stream, (one.address, all.address), count, DType::F32) }?;
+    let stream = RawStream::new(context, Priority::Normal).inspect_err(|_| comm.abort())?;
+    let bytes = 4 * LARGE;
+    let made = pool.alloc(bytes).and_then(|one| Ok((one, pool.alloc(bytes * u64::from(size))?)));
+    let (one, all) = made.inspect_err(|_| comm.abort())?;
+    use_all(comm, &stream, (one.address, all.address), size).inspect_err(|_| {
+        // What was launched may use the memory, until the communicator has ended it.
+        comm.abort();
+        let _ = stream.synchronize();
+    })
+}
+
+/// Elements of the large ones.
+const LARGE: u64 = 4 << 20;
+
+/// The collectives of [`connect`], from and to memory for `LARGE` elements of one rank and of all.
+fn use_all(comm: &RawComm, stream: &RawStream, (one, all): (u64, u64), size: u32) -> Result<(), DeviceError> {
+    let _entered = stream.context().enter()?;
+    for count in [64, LARGE] {
+        // SAFETY: `one` has room for `LARGE` elements and `all` for as many of each rank; both live until the stream
+        // was synchronized, by the caller after an error.
+        unsafe { comm.all_gather(stream, (one, all), count, DType::F32) }?;
         // SAFETY: as above.
-        unsafe { comm.reduce_scatter(&stream, (all.address, one.address), count, DType::F32) }?;
+        unsafe { comm.reduce_scatter(stream, (all, one), count, DType::F32) }?;
     }
     comm.group_start()?;
     let pairs = (0u32..).take(size as usize).try_for_each(|peer| {
         let block = u64::from(peer) * 1024;
         // SAFETY: as above; blocks of 64 elements lie inside both.
-        unsafe { comm.send(&stream, one.address, 64, DType::F32, peer) }?;
+        unsafe { comm.send(stream, one, 64, DType::F32, peer) }?;
         // SAFETY: as above.
-        unsafe { comm.recv(&stream, all.address + block, 64, DType::F32, peer) }
+        unsafe { comm.recv(stream, all + block, 64, DType::F32, peer) }
     });
     comm.group_end().and(pairs)?;
     stream.synchronize()

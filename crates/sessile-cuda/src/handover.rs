@@ -40,13 +40,15 @@ impl Handover {
         Ok(Handover { listener, token, invitation: [token, name].concat() })
     }
 
-    /// Gives `mine` to every other member and takes theirs, in group order; `None` at this member's own place.
+    /// Gives `mine` to every other member and takes theirs, in group order; `None` at this member's own place. Until the
+    /// deadline, and as long as it is not `hopeless`.
     pub(crate) fn swap(
         self,
         invitations: &[Vec<u8>],
         member: usize,
         mine: &OwnedFd,
         deadline: Duration,
+        hopeless: impl Fn() -> bool,
     ) -> std::io::Result<Vec<Option<OwnedFd>>> {
         let until = Instant::now() + deadline;
         for (peer, invitation) in invitations.iter().enumerate().filter(|(peer, _)| *peer != member) {
@@ -76,7 +78,7 @@ impl Handover {
                 }
                 Err(error) => return Err(error),
             }
-            if left > 0 && Instant::now() > until {
+            if left > 0 && (Instant::now() > until || hopeless()) {
                 let peer =
                     (0..theirs.len()).find(|peer| *peer != member && theirs[*peer].is_none()).unwrap_or(0);
                 return Err(std::io::Error::new(
@@ -138,6 +140,8 @@ mod tests {
 
     use super::*;
 
+    const LONG: Duration = Duration::from_secs(20);
+
     fn file(text: &str) -> OwnedFd {
         let path = std::env::temp_dir().join(format!("sessile-handover-{}-{text}", std::process::id()));
         let mut file =
@@ -163,8 +167,7 @@ mod tests {
                 let invitations = &invitations;
                 scope.spawn(move || {
                     let mine = file(&member.to_string());
-                    let theirs =
-                        hand.swap(invitations, member, &mine, Duration::from_secs(20)).expect("swaps");
+                    let theirs = hand.swap(invitations, member, &mine, LONG, || false).expect("swaps");
                     for (peer, fd) in theirs.into_iter().enumerate() {
                         assert_eq!(fd.is_none(), peer == member);
                         if let Some(fd) = fd {
@@ -183,7 +186,17 @@ mod tests {
     fn a_member_that_hands_nothing_over_is_named() {
         let (ours, absent) = (Handover::new().expect("listens"), Handover::new().expect("listens"));
         let invitations = [ours.invitation.clone(), absent.invitation.clone()];
-        let error = ours.swap(&invitations, 0, &file("late"), Duration::from_millis(100)).expect_err("late");
+        let error = ours.swap(&invitations, 0, &file("late"), Duration::from_millis(100), || false);
+        let error = error.expect_err("late");
         assert!(error.to_string().contains("member 1"), "{error}");
+    }
+
+    #[test]
+    fn a_member_that_has_gone_is_not_waited_for() {
+        let (ours, absent) = (Handover::new().expect("listens"), Handover::new().expect("listens"));
+        let invitations = [ours.invitation.clone(), absent.invitation.clone()];
+        let begin = Instant::now();
+        ours.swap(&invitations, 0, &file("gone"), LONG, || true).expect_err("hopeless");
+        assert!(begin.elapsed() < LONG / 2);
     }
 }

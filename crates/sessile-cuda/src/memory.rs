@@ -8,7 +8,6 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::sys::CUresult;
 use sessile_hal::{DeviceError, Memory, MemoryId};
 use sessile_plan::Domain;
 
@@ -78,18 +77,7 @@ impl MemoryCell {
             Some(Backing::Mapping(mapping)) => mapping.renew(),
             _ => Ok(()),
         };
-        renewed.map_err(|error| {
-            if !crate::error::is(&error, CUresult::CUDA_ERROR_OUT_OF_MEMORY) {
-                return error;
-            }
-            let free = core.context.memory().map_or(0, |(free, _)| free);
-            DeviceError::OutOfMemory {
-                rank: core.rank,
-                label: self.label.clone(),
-                requested: self.bytes,
-                free,
-            }
-        })?;
+        renewed.map_err(|error| core.no_memory(error, &self.label, self.bytes))?;
         self.mapping.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }

@@ -284,6 +284,21 @@ pub enum DeviceError {
         /// What it says.
         text: String,
     },
+    /// The library that carries a group's collectives could not make its part.
+    #[error(
+        "rank {rank}: could not make the communicator of group `{group}`: {why}; {free} bytes of the GPU's memory are free: \
+         it needs some for each group, so free memory, or make fewer groups; NCCL_DEBUG=WARN says more"
+    )]
+    Communicator {
+        /// Where.
+        rank: u32,
+        /// The group.
+        group: String,
+        /// Bytes left.
+        free: u64,
+        /// What it said.
+        why: String,
+    },
     /// A handle of another rank or device.
     #[error("{what} belongs to another device")]
     ForeignHandle {

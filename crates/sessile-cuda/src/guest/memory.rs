@@ -95,8 +95,9 @@ impl Offer {
         deadline: Duration,
     ) -> Result<Vec<GuestMemory>, DeviceError> {
         let Offer { memory, handover, fd } = self;
-        let theirs =
-            handover.swap(invitations, member, &fd, deadline).map_err(|cause| lost(&cause.to_string()))?;
+        let theirs = handover
+            .swap(invitations, member, &fd, deadline, || false)
+            .map_err(|cause| lost(&cause.to_string()))?;
         let guest = &memory.0.guest;
         let size = memory.0.mapping.as_ref().map_or(0, |mapping| mapping.size);
         theirs

@@ -265,7 +265,7 @@ impl Hub {
             Request::Gather { ask, millis, group, payload } => {
                 self.gather(Waiting { rank, ask, until: until(millis) }, group, payload);
             }
-            Request::Abort { group } => self.abort(rank, group),
+            Request::Abort { group, why } => self.abort(rank, group, &why),
             Request::Fail { ask, why } => {
                 self.places[rank as usize] = Place::Lost;
                 for other in (0..self.places.len()).filter_map(|other| u32::try_from(other).ok()) {
@@ -432,7 +432,7 @@ impl Hub {
         }
     }
 
-    fn abort(&mut self, rank: u32, number: u64) {
+    fn abort(&mut self, rank: u32, number: u64, why: &str) {
         let Some(group) = self.groups.get_mut(&number) else { return };
         if !group.ranks.contains(&rank) || group.aborted.is_some() {
             return;
@@ -441,11 +441,12 @@ impl Hub {
         let members = group.ranks.clone();
         let told: Vec<Waiting> =
             group.rounds.values_mut().flat_map(|round| std::mem::take(&mut round.waiting)).collect();
+        // First why, then that there is nothing to wait for.
+        for member in members {
+            self.tell(member, &Reply::Aborted { group: number, rank, why: why.to_owned() });
+        }
         for waiting in told {
             self.tell(waiting.rank, &Reply::Gone { ask: waiting.ask, rank });
-        }
-        for member in members {
-            self.tell(member, &Reply::Aborted { group: number, rank });
         }
     }
 

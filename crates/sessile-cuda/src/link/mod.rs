@@ -30,6 +30,15 @@ pub(crate) enum Answer {
     Left,
 }
 
+/// A group that was joined.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Group<'a> {
+    /// Its number in the job.
+    pub(crate) id: u64,
+    pub(crate) name: &'a str,
+    pub(crate) ranks: &'a [u32],
+}
+
 /// A rank's connection. Shared by the device and its communicators.
 pub(crate) struct Link {
     rank: u32,
@@ -57,7 +66,8 @@ struct Known {
     left: BTreeSet<u32>,
     /// What ranks that could not go on have said.
     failed: HashMap<u32, String>,
-    aborted: HashMap<u64, u32>,
+    /// Who gave a group up, and why.
+    aborted: HashMap<u64, (u32, String)>,
 }
 
 impl State {
@@ -159,17 +169,29 @@ impl Link {
         self.ask(deadline, |ask| Request::Gather { ask, millis: millis(deadline), group, payload })
     }
 
-    /// Tells the group's members that this rank gives it up.
-    pub(crate) fn abort(&self, group: u64) {
-        self.state.lock().aborted.entry(group).or_insert(self.rank);
+    /// Tells the group's members that this rank gives it up, and why if it was not asked to: none of them waits for it in
+    /// this group any more.
+    pub(crate) fn abort(&self, group: u64, why: &str) {
+        let why: String = why.chars().take(MOST_WORDS).collect();
+        self.state.lock().aborted.entry(group).or_insert((self.rank, why.clone()));
         if let Some(wire) = &self.wire {
-            let _ = wire.send(&Request::Abort { group });
+            let _ = wire.send(&Request::Abort { group, why });
         }
     }
 
-    /// Who gave the group up, if somebody did.
-    pub(crate) fn aborted(&self, group: u64) -> Option<u32> {
-        self.state.lock().aborted.get(&group).copied()
+    /// The error of a group that somebody gave up.
+    pub(crate) fn given_up(&self, group: Group<'_>) -> Option<DeviceError> {
+        let (rank, name) = (self.rank, group.name.to_owned());
+        let (by, why) = self.state.lock().aborted.get(&group.id).cloned()?;
+        Some(match why.is_empty() {
+            true => DeviceError::Aborted { rank, group: name, by },
+            false => DeviceError::PeerFailed { rank, peer: by, why },
+        })
+    }
+
+    /// Whether a member has gone, or somebody gave the group up.
+    pub(crate) fn is_hopeless(&self, group: Group<'_>) -> bool {
+        self.lost(group.ranks).is_some() || self.state.lock().aborted.contains_key(&group.id)
     }
 
     /// The first of `ranks` whose connection broke.
@@ -198,12 +220,16 @@ impl Link {
         }
     }
 
-    /// What a wait for `ranks` ended with that was given up: which of them has gone, or else one that has not come.
-    pub(crate) fn absent(&self, ranks: &[u32], what: String, after: Duration) -> DeviceError {
-        match self.lost(ranks) {
+    /// What a wait for a group's members ended with that was given up: why one of them gave the group up, which of them has
+    /// gone, or else one that has not come.
+    pub(crate) fn absent(&self, group: Group<'_>, what: String, after: Duration) -> DeviceError {
+        if let Some(error) = self.given_up(group) {
+            return error;
+        }
+        match self.lost(group.ranks) {
             Some(peer) => self.gone(peer, || what),
             None => {
-                let missing = ranks.iter().copied().find(|rank| *rank != self.rank).unwrap_or(0);
+                let missing = group.ranks.iter().copied().find(|rank| *rank != self.rank).unwrap_or(0);
                 DeviceError::PeerTimeout { rank: self.rank, missing, what, after }
             }
         }
@@ -274,8 +300,8 @@ fn listen(reader: &TcpStream, state: &State) {
                 known.left.insert(rank);
                 continue;
             }
-            Reply::Aborted { group, rank } => {
-                known.aborted.entry(group).or_insert(rank);
+            Reply::Aborted { group, rank, why } => {
+                known.aborted.entry(group).or_insert((rank, why));
                 continue;
             }
         };

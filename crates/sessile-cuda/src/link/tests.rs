@@ -254,8 +254,8 @@ fn a_rank_that_has_failed_waits_for_nothing_more() {
 #[test]
 fn who_is_late_with_no_word_is_not_told_to_have_gone() {
     run(3, |rank, link| {
-        join(&link, "all", &[0, 1, 2]);
-        let error = link.absent(&[0, 1, 2], "registering `x`".to_owned(), LONG);
+        let all = Group { id: join(&link, "all", &[0, 1, 2]), name: "all", ranks: &[0, 1, 2] };
+        let error = link.absent(all, "registering `x`".to_owned(), LONG);
         let DeviceError::PeerTimeout { rank: who, missing, what, .. } = &error else { panic!("{error}") };
         assert_eq!((*who, *missing, what.as_str()), (rank, u32::from(rank == 0), "registering `x`"));
         let group = join(&link, "again", &[0, 1, 2]);
@@ -266,7 +266,7 @@ fn who_is_late_with_no_word_is_not_told_to_have_gone() {
         while link.lost(&[2]).is_none() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let error = link.absent(&[0, 1, 2], "registering `x`".to_owned(), LONG);
+        let error = link.absent(all, "registering `x`".to_owned(), LONG);
         assert!(matches!(error, DeviceError::PeerFailed { peer: 2, .. }), "{error}");
         link.leave(LONG);
     });
@@ -289,13 +289,39 @@ fn a_group_given_up_ends_its_waits_and_no_other() {
         let (all, pair) = (join(&link, "all", &[0, 1, 2]), rank < 2);
         let two = pair.then(|| join(&link, "two", &[0, 1]));
         if rank == 2 {
-            link.abort(all);
+            link.abort(all, "");
         } else {
             assert!(matches!(link.gather(all, &[], LONG), Answer::Gone(2)));
-            assert_eq!(link.aborted(all), Some(2));
-            assert_eq!(link.aborted(two.expect("a member")), None);
-            assert!(matches!(link.gather(two.expect("a member"), &[], LONG), Answer::Gathered(_)));
+            let error = link.given_up(Group { id: all, name: "all", ranks: &[0, 1, 2] }).expect("given up");
+            assert_eq!(error, DeviceError::Aborted { rank, group: "all".to_owned(), by: 2 });
+            let two = two.expect("a member");
+            assert_eq!(link.given_up(Group { id: two, name: "two", ranks: &[0, 1] }), None);
+            assert!(matches!(link.gather(two, &[], LONG), Answer::Gathered(_)));
         }
+        link.leave(LONG);
+    });
+}
+
+#[test]
+fn a_member_that_can_t_make_its_part_of_a_group_ends_the_others_calls_at_once_and_they_say_why() {
+    run(3, |rank, link| {
+        let group = Group { id: join(&link, "all", &[0, 1, 2]), name: "all", ranks: &[0, 1, 2] };
+        let begin = Instant::now();
+        if rank == 1 {
+            link.abort(group.id, &"no memory ".repeat(1000));
+        } else {
+            // As in a call of NCCL that waits for rank 1.
+            let waits = || std::thread::sleep(LONG);
+            assert_eq!(crate::nccl::within(LONG, || link.is_hopeless(group), waits), None);
+            let error = link.absent(group, "making a communicator".to_owned(), LONG);
+            let DeviceError::PeerFailed { rank: who, peer: 1, why } = &error else { panic!("{error}") };
+            assert_eq!(*who, rank);
+            assert!(why.starts_with("no memory") && why.len() <= MOST_WORDS, "{}", why.len());
+        }
+        assert!(begin.elapsed() < LONG / 2, "{:?}", begin.elapsed());
+        // The job goes on.
+        let group = join(&link, "again", &[0, 1, 2]);
+        assert!(matches!(link.gather(group, &[], LONG), Answer::Gathered(_)));
         link.leave(LONG);
     });
 }

@@ -25,8 +25,8 @@ pub(crate) enum Request {
     Join { ask: u64, millis: u64, name: String, ranks: Vec<u32> },
     /// To give `payload` to the group's next all-gather.
     Gather { ask: u64, millis: u64, group: u64, payload: Vec<u8> },
-    /// To tell the group that this rank gives it up.
-    Abort { group: u64 },
+    /// To tell the group that this rank gives it up: why, or nothing if it was asked to.
+    Abort { group: u64, why: String },
     /// To leave for good, once all others do.
     Leave { ask: u64 },
     /// To tell the others why this rank leaves at once.
@@ -54,8 +54,8 @@ pub(crate) enum Reply {
     Failed { rank: u32, why: String },
     /// News: a rank has left in order.
     Leaves { rank: u32 },
-    /// News: a member gave a group up.
-    Aborted { group: u64, rank: u32 },
+    /// News: a member gave a group up, and why.
+    Aborted { group: u64, rank: u32, why: String },
 }
 
 /// Builds a frame.
@@ -171,7 +171,7 @@ impl Frame for Request {
             Request::Gather { ask, millis, group, payload } => {
                 Writer::new(2).number(*ask).number(*millis).number(*group).bytes(payload).0
             }
-            Request::Abort { group } => Writer::new(3).number(*group).0,
+            Request::Abort { group, why } => Writer::new(3).number(*group).bytes(why.as_bytes()).0,
             Request::Leave { ask } => Writer::new(4).number(*ask).0,
             Request::Fail { ask, why } => Writer::new(5).number(*ask).bytes(why.as_bytes()).0,
         }
@@ -192,7 +192,7 @@ impl Frame for Request {
                 group: r.number()?,
                 payload: r.bytes()?,
             },
-            3 => Request::Abort { group: r.number()? },
+            3 => Request::Abort { group: r.number()?, why: text(r.bytes()?)? },
             4 => Request::Leave { ask: r.number()? },
             5 => Request::Fail { ask: r.number()?, why: text(r.bytes()?)? },
             _ => return Err(bad("an unknown request")),
@@ -217,7 +217,9 @@ impl Frame for Reply {
             Reply::Lost { rank } => Writer::new(7).number(u64::from(*rank)).0,
             Reply::Leaves { rank } => Writer::new(8).number(u64::from(*rank)).0,
             Reply::Failed { rank, why } => Writer::new(10).number(u64::from(*rank)).bytes(why.as_bytes()).0,
-            Reply::Aborted { group, rank } => pair(9, *group, u64::from(*rank)),
+            Reply::Aborted { group, rank, why } => {
+                Writer::new(9).number(*group).number(u64::from(*rank)).bytes(why.as_bytes()).0
+            }
         }
     }
 
@@ -232,7 +234,7 @@ impl Frame for Reply {
             6 => Reply::Left { ask: r.number()? },
             7 => Reply::Lost { rank: r.rank()? },
             8 => Reply::Leaves { rank: r.rank()? },
-            9 => Reply::Aborted { group: r.number()?, rank: r.rank()? },
+            9 => Reply::Aborted { group: r.number()?, rank: r.rank()?, why: text(r.bytes()?)? },
             10 => Reply::Failed { rank: r.rank()?, why: text(r.bytes()?)? },
             _ => return Err(bad("an unknown reply")),
         };
@@ -298,7 +300,7 @@ mod tests {
         vec![
             Request::Join { ask: 1, millis: 2, name: "a".to_owned(), ranks: vec![3, 0] },
             Request::Gather { ask: u64::MAX, millis: 0, group: 7, payload: vec![1, 2, 3] },
-            Request::Abort { group: 9 },
+            Request::Abort { group: 9, why: "no memory".to_owned() },
             Request::Leave { ask: 4 },
             Request::Fail { ask: 5, why: "no memory".to_owned() },
         ]
@@ -315,7 +317,7 @@ mod tests {
             Reply::Lost { rank: 8 },
             Reply::Leaves { rank: 8 },
             Reply::Failed { rank: 2, why: "no memory".to_owned() },
-            Reply::Aborted { group: 9, rank: 1 },
+            Reply::Aborted { group: 9, rank: 1, why: String::new() },
         ]
     }
 
