@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Runs what only GPUs can show, and writes one record a run: commit, machine, command, exit, figures, and the output beside it.
 
-    record.py --program target/release/sessile --tests target/release/deps/gpu-HASH --commit HASH --out DIR [--only NAME ...]
+    record.py --program target/release/sessile --tests target/release/deps/gpu-HASH \
+        --units target/release/deps/sessile_cuda-HASH --commit HASH --out DIR [--only NAME ...]
 
 Needs nothing but Python and the files named; the machine needs no compiler. `--list` prints the runs.
 """
@@ -99,13 +100,11 @@ def run(command, limit, log, **variables):
 
 
 TOOLS = {"memcheck": ["--report-api-errors", "no"], "racecheck": [], "initcheck": [], "synccheck": []}
-# Of the one-shot kernels those that are short, and need no launch to be in time.
-SANITIZED = [
-    "oneshot::bits::eight_ranks_sum_the_bf16_trap_to_263_and_a_batch_is_one_launch",
-    "oneshot::bits::large_sums_have_the_defined_bits",
-    "oneshot::rounds::graphs_of_many_sizes_take_turns",
-    "oneshot::rounds::rounds_go_on_over_graphs_and_eager_work_of_unequal_sizes",
-]
+# What a tool that found something exits with.
+FOUND = 86
+# Of the unit tests those in which all ranks are one launch, since the tools may let no two run at once; and those among
+# them that have a fault, by the tool that must find it.
+TOGETHER, CONTROL = "oneshot::together::", "oneshot::together::control_of_"
 
 
 def sanitizer():
@@ -178,20 +177,22 @@ class Recorder:
         seconds = round(time.monotonic() - begin, 1)
         self.record(name, f"{what}: `{name}` of docs/gpu-runs/faults.py", status, seconds, figures, figures["as_expected"])
 
-    def tests(self, name, command, tests, limit, before=()):
-        """Each in a process of its own; what a tool sums up is counted."""
+    def tests(self, name, command, program, tests, limit, before=()):
+        """Each in a process of its own; what a tool sums up is counted. In controls it must find something."""
         exits, summaries, begin = {}, {}, time.monotonic()
         with open(self.log(name), "w", encoding="utf-8") as whole:
             for test in tests:
                 one = self.args.out / "one.log"
-                words = [*before, str(self.args.tests), "--exact", test, "--include-ignored", "--nocapture"]
+                words = [*before, str(program), "--exact", test, "--include-ignored", "--nocapture"]
                 exits[test], _ = run(words, limit, one, **TESTS)
                 text = one.read_text(encoding="utf-8", errors="replace")
                 whole.write(f"=== {test}: exit {exits[test]}\n{text}")
+                kind = "control: " if test.startswith(CONTROL) else ""
                 for line in (line for line in text.split("\n") if " SUMMARY: " in line):
-                    summaries[line.strip("= ")] = summaries.get(line.strip("= "), 0) + 1
+                    summary = kind + line.strip("= ")
+                    summaries[summary] = summaries.get(summary, 0) + 1
                 one.unlink()
-        failed = {test: status for test, status in exits.items() if status != 0}
+        failed = {test: status for test, status in exits.items() if status != FOUND * test.startswith(CONTROL)}
         figures = {"tests": len(exits), "failed": failed} | ({"summaries": summaries} if before else {})
         seconds = round(time.monotonic() - begin, 1)
         self.record(name, command, int(bool(failed)), seconds, figures, not failed)
@@ -201,6 +202,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", type=pathlib.Path, help="the program sessile")
     parser.add_argument("--tests", type=pathlib.Path, help="the GPU tests of sessile-cuda; each runs in a process of its own")
+    parser.add_argument("--units", type=pathlib.Path, help="the unit tests of sessile-cuda, some of which need a GPU")
     parser.add_argument("--commit", help="what they were built from")
     parser.add_argument("--dirty", action="store_true", help="with changes that are not in the commit")
     parser.add_argument("--out", type=pathlib.Path, help="folder for the records")
@@ -213,7 +215,7 @@ def main():
         return not args.only or any(name.startswith(only) for only in args.only)
 
     tools = {f"sanitizer-{tool}{rest}": (tool, rest) for tool in TOOLS for rest in ["", "-oneshot"]}
-    names = [run[0] for run in (*runs(), *faults())] + ["tests", *tools]
+    names = [run[0] for run in (*runs(), *faults())] + ["tests", "together", *tools]
     for only in args.only:
         if not any(name.startswith(only) for name in names):
             parser.error(f"--only {only}: no run's name begins so; --list prints them")
@@ -224,12 +226,13 @@ def main():
         for name, what, limit, ranks, _ in faults():
             if wanted(name):
                 print(f"{name} ({ranks} GPUs, {limit} s at most): {what}")
-        for name in filter(wanted, ["tests", *tools]):
-            print(f"{name} (with --tests): GPU tests{' under compute-sanitizer' if name in tools else ''}")
+        for name in filter(wanted, ["tests", "together", *tools]):
+            units = name == "together" or name.endswith("-oneshot")
+            print(f"{name} (with {'--units' if units else '--tests'}): GPU tests{' under compute-sanitizer' if name in tools else ''}")
         return 0
     if not (args.program and args.commit and args.out):
         parser.error("--program, --commit and --out are needed")
-    for option, path in [("--program", args.program), ("--tests", args.tests)]:
+    for option, path in [("--program", args.program), ("--tests", args.tests), ("--units", args.units)]:
         if path and not (path.is_file() and os.access(path, os.X_OK)):
             parser.error(f"{option} {path}: not a program; build it first, with --release")
     if args.out.exists() and not args.out.is_dir():
@@ -247,20 +250,26 @@ def main():
     for name, what, limit, ranks, play in faults():
         if wanted(name) and recorder.gpus(name, ranks):
             recorder.fault(name, what, limit, play)
+    command = "each test of `cargo test --release -p sessile-cuda {}` in a process of its own, 90 s each, CUDA_DEVICE_MAX_CONNECTIONS=32"
     if args.tests and wanted("tests"):
-        command = "each test of `cargo test --release -p sessile-cuda --test gpu` in a process of its own, 90 s each, CUDA_DEVICE_MAX_CONNECTIONS=32"
-        recorder.tests("tests", command, tests, 90)
-    tool_names = [name for name in tools if args.tests and wanted(name)]
+        recorder.tests("tests", command.format("--test gpu"), args.tests, tests, 90)
+    together = [test for test in listed(args.units) if test.startswith(TOGETHER)] if args.units else []
+    good = [test for test in together if not test.startswith(CONTROL)]
+    if args.units and wanted("together"):
+        recorder.tests("together", command.format(f"--lib {TOGETHER}"), args.units, good, 90)
+    tool_names = [name for name in tools if wanted(name)]
     path = sanitizer() if tool_names else None
     for name in tool_names:
         tool, rest = tools[name]
-        if path is None:
-            print(f"{name}: skipped, no compute-sanitizer")
+        program = args.units if rest else args.tests
+        if path is None or program is None:
+            print(f"{name}: skipped, no {'compute-sanitizer' if program else 'tests: ' + ('--units' if rest else '--tests')}")
             continue
-        chosen = [test for test in tests if (test in SANITIZED if rest else test.startswith("kernels::"))]
-        before = [path, "--tool", tool, "--error-exitcode", "86", *TOOLS[tool]]
-        words = shlex.join(["compute-sanitizer", *before[1:], "gpu", "--exact", "TEST"])
-        recorder.tests(name, f"{words}, for {len(chosen)} tests, 60 s each", chosen, 60, before)
+        controls = [test for test in together if test.startswith(CONTROL + tool)]
+        chosen = good + controls if rest else [test for test in tests if test.startswith("kernels::")]
+        before = [path, "--tool", tool, "--error-exitcode", str(FOUND), *TOOLS[tool]]
+        words = shlex.join(["compute-sanitizer", *before[1:], "units" if rest else "gpu", "--exact", "TEST"])
+        recorder.tests(name, f"{words}, for {len(chosen)} tests, 120 s each", program, chosen, 120, before)
     return int(recorder.bad)
 
 

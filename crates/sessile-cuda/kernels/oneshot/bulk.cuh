@@ -52,13 +52,13 @@ __device__ __forceinline__ void bulk(const Batch<R ? R : MOST_RANKS>& batch) {
         Turn turn = begin(batch, true);
         if (lane < stages) {
             asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&full[lane])) : "memory");
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&empty[lane])), "r"(P / 32)
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&empty[lane])), "r"(P)
                          : "memory");
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         bool ok = __all_sync(~0u, turn.ok && enter(turn, batch));
         if (lane == 0) go = ok;
-        __syncthreads();
+        meet<P + 32>();
         if (!ok) return;
         // What peers wrote came through ordinary stores.
         asm volatile("fence.proxy.async;" ::: "memory");
@@ -79,7 +79,7 @@ __device__ __forceinline__ void bulk(const Batch<R ? R : MOST_RANKS>& batch) {
         }
         for (u32 k = own > stages ? own - stages : 0; k < own; k++)
             barrier_wait(shared_address(&full[k % stages]), k / stages & 1);
-        asm volatile("barrier.cta.sync 1, %0;" ::"r"(blockDim.x) : "memory");
+        asm volatile("barrier.cta.sync 2, %0;" ::"n"(P + 32) : "memory");
         leave(turn, batch);
         return;
     }
@@ -92,13 +92,13 @@ __device__ __forceinline__ void bulk(const Batch<R ? R : MOST_RANKS>& batch) {
     const bool ends = block == t.blocks - 1 && end_at < t.n;
     float end_sum = 0;
     if (ends) end_sum = t.to[end_at];
-    __syncthreads();
+    meet<P + 32>();
     if (!go) return;
     if (ends) {
         end_sum = settled(end_sum, summed<T, R>(t, end_at, size), scale, store);
-        known(__float_as_uint(end_sum));
+        known<P + 32>(__float_as_uint(end_sum));
     }
-    asm volatile("barrier.cta.arrive 1, %0;" ::"r"(blockDim.x) : "memory");
+    asm volatile("barrier.cta.arrive 2, %0;" ::"n"(P + 32) : "memory");
     if (ends) t.to[end_at] = end_sum;
     u64 to = (u64)t.to + 16 * ((u64)block * all + pack);
     u32 stage = 0, parity = 0;
@@ -127,8 +127,7 @@ __device__ __forceinline__ void bulk(const Batch<R ? R : MOST_RANKS>& batch) {
 #pragma unroll
             for (int e = 0; e < 4; e++) m[e] = settled(m[e], s[e], scale, store);
         }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(shared_address(&empty[stage]));
+        barrier_arrive(shared_address(&empty[stage]));
 #pragma unroll
         for (int q = 0; q < Q; q++)
             if (q * P + pack < n) store_quad(to + 16 * q * P, sums[q]);

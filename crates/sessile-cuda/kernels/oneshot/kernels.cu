@@ -1,7 +1,16 @@
 // The kernels, for 2, 4 and 8 ranks and for any number up to 16.
 
+#ifdef TOGETHER
+// All ranks in one launch, each with a row of blocks: none waits for a launch that a tool holds back.
+#define KERNEL(NAME, S, THREADS, BLOCKS, BODY)                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(const Batch<S>* batches) {               \
+        const Batch<S>& batch = batches[blockIdx.y];                                                            \
+        BODY;                                                                                                   \
+    }
+#else
 #define KERNEL(NAME, S, THREADS, BLOCKS, BODY)                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(const __grid_constant__ Batch<S> batch) { BODY; }
+#endif
 
 #define WAYS(TYPE, T, RANKS, R, S, DEEP, PACKS, FIT)                                                               \
     KERNEL(one_shot_push_##TYPE##_##RANKS, S, 288, FIT, (push<T, R, 128>(batch)))                               \

@@ -5,7 +5,7 @@
 // read before it stores its last sums.
 template <class T, int R, int U, bool SHIFT>
 __device__ __forceinline__ void pull(const Batch<R ? R : MOST_RANKS>& batch) {
-    const int E = 16 / sizeof(T), S = R ? R : MOST_RANKS;
+    const int E = 16 / sizeof(T), S = R ? R : MOST_RANKS, THREADS = 288;
     const Transfer<S>& t = mine(batch);
     const u32 size = R ? R : batch.size, lane = threadIdx.x % 32;
     const float scale = batch.scale;
@@ -15,9 +15,9 @@ __device__ __forceinline__ void pull(const Batch<R ? R : MOST_RANKS>& batch) {
         Turn turn = begin(batch, true);
         bool ok = __all_sync(~0u, turn.ok && enter(turn, batch));
         if (lane == 0) go = ok;
-        __syncthreads();
+        meet<THREADS>();
         if (!ok) return;
-        __syncthreads();
+        meet<THREADS>();
         leave(turn, batch);
         return;
     }
@@ -27,7 +27,7 @@ __device__ __forceinline__ void pull(const Batch<R ? R : MOST_RANKS>& batch) {
     const u64 packs = (t.n - head) / E;
     const u32 rest = (u32)(t.n - packs * E);
     float* to = t.to + head;
-    const u32 worker = threadIdx.x - 32, workers = blockDim.x - 32, threads = t.blocks * workers;
+    const u32 worker = threadIdx.x - 32, workers = THREADS - 32, threads = t.blocks * workers;
     const u64 thread = (u64)(blockIdx.x - t.first) * workers + worker;
     // The ends are one element a thread, by the last block's last threads.
     const u32 turned = workers - 1 - worker;
@@ -50,7 +50,7 @@ __device__ __forceinline__ void pull(const Batch<R ? R : MOST_RANKS>& batch) {
         }
         if (!entered) {
             if (ends) end_before = t.to[end_at];
-            __syncthreads();
+            meet<THREADS>();
             entered = true;
             if (!go) return;
             if (ends) end_sum = summed<T, R>(t, end_at, size);
@@ -88,8 +88,8 @@ __device__ __forceinline__ void pull(const Batch<R ? R : MOST_RANKS>& batch) {
             for (int u = 0; u < U; u++)
 #pragma unroll
                 for (int e = 0; e < E; e++) all ^= __float_as_uint((&sum[u][0].x)[e]);
-            known(all);
-            __syncthreads();
+            known<THREADS>(all);
+            meet<THREADS>();
         }
 #pragma unroll
         for (int u = 0; u < U; u++) {

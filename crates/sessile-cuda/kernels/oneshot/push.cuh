@@ -111,7 +111,7 @@ __device__ __forceinline__ void push(const Batch<R ? R : MOST_RANKS>& batch) {
             round_is = turn.round;
             go = turn.ok;
         }
-        __syncthreads();
+        meet<32 + 2 * P>();
         if (threadIdx.x == 0) last_of_all(turn);
         return;
     }
@@ -133,7 +133,7 @@ __device__ __forceinline__ void push(const Batch<R ? R : MOST_RANKS>& batch) {
                 uint4 x;
                 if (at < packets) x = packet<T>(t.from[p], at, n);
                 if (!known) {
-                    __syncthreads();
+                    meet<32 + 2 * P>();
                     known = true;
                     round = round_is;
                     if (!go) return;
@@ -158,7 +158,7 @@ __device__ __forceinline__ void push(const Batch<R ? R : MOST_RANKS>& batch) {
         if (at < packets) own = packet<T>(from, at, n);
         sums.get(at, m);
         if (!known) {
-            __syncthreads();
+            meet<32 + 2 * P>();
             known = true;
             round = round_is;
             if (!go) return;

@@ -177,9 +177,17 @@ __device__ __forceinline__ void sum_up(float4* sum, const uint4 (&x)[S], u32 siz
 
 // What comes after a barrier, for others, comes after `x` is known to this thread, and so after what it was made of was
 // read: a barrier does not wait for loads under way, but a store does for what it stores.
+template <int THREADS>
 __device__ __forceinline__ void known(u32 x) {
-    __shared__ u32 nowhere;
-    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(&nowhere)), "r"(x) : "memory");
+    __shared__ u32 nowhere[THREADS];
+    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(&nowhere[threadIdx.x])), "r"(x)
+                 : "memory");
+}
+
+// All threads of a block meet, each warp at a place of the program of its own. `__syncthreads` is for one place.
+template <int THREADS>
+__device__ __forceinline__ void meet() {
+    asm volatile("barrier.cta.sync 1, %0;" ::"n"(THREADS) : "memory");
 }
 
 // Bytes `by`.. of two packs, one behind the other. `by` is a multiple of 2 below 16.

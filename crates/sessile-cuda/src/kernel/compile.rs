@@ -27,6 +27,9 @@ pub enum Unit {
     Experts,
     /// The one-shot reduce-scatter.
     OneShot,
+    /// The same with all ranks in one launch, for tools that let one launch run at a time.
+    #[cfg(test)]
+    Together,
 }
 
 impl Unit {
@@ -43,6 +46,8 @@ impl Unit {
             Unit::Matrix => "matrix.cu",
             Unit::Experts => "experts.cu",
             Unit::OneShot => "oneshot/kernels.cu",
+            #[cfg(test)]
+            Unit::Together => "oneshot/together.cu",
         }
     }
 
@@ -62,6 +67,8 @@ impl Unit {
                 include_str!("../../kernels/oneshot/bulk.cuh"),
                 include_str!("../../kernels/oneshot/kernels.cu"),
             ),
+            #[cfg(test)]
+            Unit::Together => return format!("#define TOGETHER\n{}", Unit::OneShot.source()),
         };
         format!("{}\n{own}", include_str!("../../kernels/common.cuh"))
     }

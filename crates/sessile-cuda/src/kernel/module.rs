@@ -182,19 +182,34 @@ impl Modules {
         let target = Target { capability: context.gpu.capability };
         let mut loaded = Modules { modules: Vec::new(), functions: HashMap::new(), context: context.clone() };
         for (unit, names) in KERNELS.iter().filter(|(unit, _)| units.contains(unit)) {
-            let image = image(*unit, target)?;
-            let _entered = context.enter()?;
-            let mut module = std::ptr::null_mut();
-            // SAFETY: `module` lives over the call; the image is a whole cubin or zero-terminated PTX from the
-            // compiler, checked by its hash if it came from disk.
-            unsafe { cuda!(cuModuleLoadData(&raw mut module, image.as_ptr().cast())) }?;
-            loaded.modules.push(module);
-            let (major, _) = target.capability;
-            for name in names.iter().filter(|name| major >= 9 || !name.starts_with("one_shot_bulk")) {
-                loaded.functions.insert(name, function(module, name)?);
-            }
+            loaded.add(&image(*unit, target)?, names)?;
         }
         Ok(loaded)
+    }
+
+    /// The one-shot kernels that take all ranks in one launch, from a text like theirs.
+    #[cfg(test)]
+    pub(crate) fn together(context: &Arc<Context>, text: &str) -> Result<Self, DeviceError> {
+        let mut loaded = Modules { modules: Vec::new(), functions: HashMap::new(), context: context.clone() };
+        let target = Target { capability: context.gpu.capability };
+        let image = super::compile::compile_text(text, Unit::Together, target)?.image;
+        let names = KERNELS.iter().filter(|(unit, _)| *unit == Unit::OneShot);
+        names.map(|(_, names)| *names).try_for_each(|names| loaded.add(&image, names))?;
+        Ok(loaded)
+    }
+
+    fn add(&mut self, image: &[u8], names: &[&'static str]) -> Result<(), DeviceError> {
+        let _entered = self.context.enter()?;
+        let mut module = std::ptr::null_mut();
+        // SAFETY: `module` lives over the call; the image is a whole cubin or zero-terminated PTX from the compiler,
+        // checked by its hash if it came from disk.
+        unsafe { cuda!(cuModuleLoadData(&raw mut module, image.as_ptr().cast())) }?;
+        self.modules.push(module);
+        let (major, _) = self.context.gpu.capability;
+        for name in names.iter().filter(|name| major >= 9 || !name.starts_with("one_shot_bulk")) {
+            self.functions.insert(name, function(module, name)?);
+        }
+        Ok(())
     }
 
     /// Whether this GPU has a kernel: bulk copies need Hopper.

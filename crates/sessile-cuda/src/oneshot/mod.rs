@@ -27,6 +27,8 @@
 mod choice;
 #[cfg(test)]
 mod protocol;
+#[cfg(test)]
+mod together;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -311,6 +313,13 @@ impl Launch<'_> {
         rows: &[&Row],
         choice: &choice::Choice,
     ) -> Result<(), DeviceError> {
+        let (name, extent, words) = self.whole(rows, choice);
+        // SAFETY: as this function's callers promise; the pads and the words are those of the signals.
+        unsafe { self.modules.launch(stream, name, extent, &[Argument::Words(words)]) }
+    }
+
+    /// The kernel, extent and argument of one launch for all rows.
+    fn whole(&self, rows: &[&Row], choice: &choice::Choice) -> (&'static str, Extent, Vec<u64>) {
         let way = choice.way;
         let sources = |row: &Row| -> Vec<u64> {
             if way != Way::Push {
@@ -332,8 +341,7 @@ impl Launch<'_> {
         let ranks = choice::specialized(self.member.size);
         let words = self.batch(ranks, &transfers, choice.stages);
         let extent = Extent { grid: (grid, 1, 1), block: (choice.threads, 1), shared: choice.shared };
-        // SAFETY: as this function's callers promise; the pads and the words are those of the signals.
-        unsafe { self.modules.launch(stream, name, extent, &[Argument::Words(words)]) }
+        (name, extent, words)
     }
 
     /// Entry, copies, sums and exit. The copies run beside the stream, and so does the exit.

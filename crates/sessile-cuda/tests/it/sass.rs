@@ -136,6 +136,14 @@ impl Function {
         next
     }
 
+    /// Where an instruction goes on, if it is a branch that is always taken.
+    pub(crate) fn jumps(&self, at: usize) -> Option<usize> {
+        match self.next(at)[..] {
+            [to] if to != at + 1 => Some(to),
+            _ => None,
+        }
+    }
+
     /// Whether an instruction may run again.
     pub(crate) fn repeats(&self, at: usize) -> bool {
         let mut seen = BTreeSet::new();
