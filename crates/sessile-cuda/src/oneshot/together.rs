@@ -283,7 +283,6 @@ fn control_of_racecheck_without_barriers() {
 
 #[test]
 #[ignore = "has a fault that synccheck must find"]
-fn control_of_synccheck_with_half_a_warp_at_a_barrier() {
-    let half = ("__syncwarp();\n    if (!last", "if (p < 16) __syncwarp();\n    if (!last");
-    control("control_of_synccheck", Way::Pull, half, 4096, true);
+fn control_of_synccheck_with_a_barrier_for_one_place_at_two() {
+    control("control_of_synccheck", Way::Pull, ("barrier.cta.sync 1", "bar.sync 1"), 4096, true);
 }

@@ -8,7 +8,7 @@ use sessile_hal::{
 };
 use sessile_plan::{DType, Domain};
 
-use crate::worlds::{Threads, can_run};
+use crate::worlds::{Threads, can_run, gpus};
 
 type Vista = View<CudaMemory>;
 
@@ -301,6 +301,52 @@ fn a_rank_that_fails_ends_at_once_and_the_others_say_why() {
         device.fail(&error.to_string());
     });
     assert!(begin.elapsed() < std::time::Duration::from_secs(20));
+}
+
+/// Takes what there is of a GPU's memory, in pieces that get smaller.
+fn eat(device: &CudaDevice) -> Vec<CudaMemory> {
+    let mut eaten = Vec::new();
+    let mut piece = 1u64 << 34;
+    while piece >= 2 << 20 {
+        match device.alloc(piece, &Domain::Default, "eaten") {
+            Ok(memory) => eaten.push(memory),
+            Err(DeviceError::OutOfMemory { .. }) => piece /= 2,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    eaten
+}
+
+#[test]
+fn a_group_that_a_member_has_no_memory_for_is_not_made_and_all_say_so_at_once() {
+    if !can_run("a_group_that_a_member_has_no_memory_for_is_not_made_and_all_say_so_at_once", 1) {
+        return;
+    }
+    let (begin, shared) = (std::time::Instant::now(), gpus().expect("checked") == 1);
+    Threads::new().results(2, |device| {
+        let comm = everyone(&device);
+        let eaten = if device.rank() == 0 { eat(&device) } else { Vec::new() };
+        comm.exchange(&[]).expect("meets");
+        let error = device.communicator("hungry", &[0, 1]).expect_err("no memory");
+        let own = matches!(error, DeviceError::OutOfMemory { .. } | DeviceError::Communicator { .. });
+        let told = matches!(&error, DeviceError::PeerFailed { why, .. } if why.contains("memory"));
+        assert!(own || told, "{error}");
+        println!("rank {}: {error}", device.rank());
+        // Which of two ranks on one GPU is told by the other is open.
+        assert!(own || device.rank() == 1 || shared, "{error}");
+        assert!(begin.elapsed() < std::time::Duration::from_secs(30), "{:?}", begin.elapsed());
+        comm.exchange(&[]).expect("meets");
+        drop(eaten);
+        let s = device.stream("s").expect("stream");
+        // What was dropped goes at the next allocation.
+        let x = buffer(&device, &[1.0]);
+        comm.exchange(&[]).expect("meets");
+        let again = device.communicator("fed", &[0, 1]).expect("there is memory again");
+        if !shared {
+            device.collective(&s, &again, Collective::AllReduce, &x, &x).expect("enqueues");
+            assert_eq!(read(&device, &s, &x), [2.0]);
+        }
+    });
 }
 
 #[test]
