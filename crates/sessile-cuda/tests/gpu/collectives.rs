@@ -331,7 +331,6 @@ fn a_group_that_a_member_has_no_memory_for_is_not_made_and_all_say_so_at_once() 
         let own = matches!(error, DeviceError::OutOfMemory { .. } | DeviceError::Communicator { .. });
         let told = matches!(&error, DeviceError::PeerFailed { why, .. } if why.contains("memory"));
         assert!(own || told, "{error}");
-        println!("rank {}: {error}", device.rank());
         // Which of two ranks on one GPU is told by the other is open.
         assert!(own || device.rank() == 1 || shared, "{error}");
         assert!(begin.elapsed() < std::time::Duration::from_secs(30), "{:?}", begin.elapsed());
