@@ -4,6 +4,7 @@
 
 mod collectives;
 mod conformance;
+mod fences;
 mod kernels;
 mod oneshot;
 mod worlds;

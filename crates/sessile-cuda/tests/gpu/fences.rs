@@ -1,0 +1,72 @@
+//! Fences between graphs of a model: with all of them nothing is reported, and without any one a race is.
+
+use sessile_cuda::CudaDevice;
+use sessile_model::{Execution, StepResult, TrainConfig, Trainer};
+use sessile_plan::Fence;
+use sessile_runtime::RuntimeError;
+use sessile_runtime::check::{Report, check};
+use sessile_runtime::log::{Log, LogLevel, RankLog, Recorded};
+
+use crate::worlds::{Threads, can_run, gpus};
+
+const TEXT: &[u8] = include_bytes!("../../../../docs/DESIGN.md");
+
+type Rank = (Vec<StepResult>, Vec<Fence>, RankLog);
+
+fn rank(config: &TrainConfig, device: CudaDevice, omitted: Option<Fence>) -> Result<Rank, RuntimeError> {
+    let device = Recorded::new(device, LogLevel::On);
+    let mut trainer = Trainer::new(config, device.clone(), TEXT, true)?;
+    let mut steps = vec![trainer.train_step(Execution::Discover)?];
+    trainer.seal()?;
+    trainer.runtime_mut().omit_fences(omitted);
+    trainer.capture_all()?;
+    for _ in 1..config.steps {
+        steps.push(trainer.train_step(Execution::Replay)?);
+    }
+    let fences = trainer.gtp().runtime_ref().plan().expect("sealed").fences.clone();
+    Ok((steps, fences, device.take_log()))
+}
+
+/// A run without a fence, if one is given: what the checker reports of its log, rank 0's steps, and all fences.
+fn run(config: &TrainConfig, omitted: Option<Fence>) -> (Report, Vec<StepResult>, Vec<Fence>) {
+    let ranks = Threads::new().results(config.ranks, |device| rank(config, device, omitted));
+    let mut ranks: Vec<Rank> =
+        ranks.into_iter().map(|rank| rank.unwrap_or_else(|why| panic!("{why}"))).collect();
+    let logs = ranks.iter_mut().map(|rank| std::mem::take(&mut rank.2)).collect();
+    let (steps, fences, _) = ranks.swap_remove(0);
+    (check(&Log::from_ranks(logs)), steps, fences)
+}
+
+#[test]
+fn without_any_one_fence_the_graphs_race() {
+    if !can_run("without_any_one_fence_the_graphs_race", 1) {
+        return;
+    }
+    let ranks = gpus().expect("checked").min(2);
+    let config = TrainConfig {
+        ranks,
+        gtp: ranks,
+        layers: 3,
+        hidden: 64,
+        ffn: 128,
+        heads: 2,
+        seq: vec![32],
+        batch: 1,
+        steps: 4,
+        ..TrainConfig::default()
+    };
+    let (whole, want, fences) = run(&config, None);
+    assert!(whole.operations > 0 && whole.violations.is_empty(), "{:?}", whole.violations.first());
+    assert!(!fences.is_empty(), "depth 2 needs fences");
+    // The races are real, but whether one is lost depends on the time: the bits may be right.
+    let mut wrong = 0;
+    for fence in &fences {
+        let (report, steps, _) = run(&config, Some(*fence));
+        assert!(!report.violations.is_empty(), "{fence:?} is missing and the checker reports nothing");
+        wrong += usize::from(steps != want);
+    }
+    eprintln!(
+        "{ranks} ranks, {} fences, {wrong} runs without one of them computed something else",
+        fences.len()
+    );
+}
