@@ -252,7 +252,7 @@ def main():
             recorder.fault(name, what, limit, play)
     command = "each test of `cargo test --release -p sessile-cuda {}` in a process of its own, 90 s each, CUDA_DEVICE_MAX_CONNECTIONS=32"
     if args.tests and wanted("tests"):
-        recorder.tests("tests", command.format("--test gpu"), args.tests, tests, 90)
+        recorder.tests(f"tests-{args.test}" if args.test else "tests", command.format("--test gpu"), args.tests, tests, 90)
     together = [test for test in listed(args.units) if test.startswith(TOGETHER)] if args.units else []
     good = [test for test in together if not test.startswith(CONTROL)]
     if args.units and wanted("together"):
@@ -267,7 +267,8 @@ def main():
             continue
         controls = [test for test in together if test.startswith(CONTROL + tool)]
         chosen = good + controls if rest else [test for test in tests if test.startswith("kernels::")]
-        before = [path, "--tool", tool, "--error-exitcode", str(FOUND), *TOOLS[tool]]
+        # Controls have many findings of one kind.
+        before = [path, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "5", *TOOLS[tool]]
         words = shlex.join(["compute-sanitizer", *before[1:], "units" if rest else "gpu", "--exact", "TEST"])
         recorder.tests(name, f"{words}, for {len(chosen)} tests, 120 s each", program, chosen, 120, before)
     return int(recorder.bad)
