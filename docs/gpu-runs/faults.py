@@ -162,18 +162,21 @@ def kill(stage, ranks, who):
     return found(expected, exits["job"] == 1 and named and told and seconds < 30, exits, seconds, errors=errors)
 
 
-def full(stage):
-    # The eager steps have their memory by then; the arenas, allocated after them, have not.
-    stage.train("job", "--launch 2 --gtp 2 --layers 4 --hidden 1024 --heads 8 --steps 40 --timeout 20")
+def full(stage, ranks):
+    # The eager steps have their memory by then; what comes after them, communicators and arenas, has not.
+    stage.train("job", f"--launch {ranks} --gtp {ranks} --layers 4 --hidden 1024 --heads 8 --steps 40 --timeout 60")
     stage.wait_for("job", "eager step")
     begin = time.monotonic()
-    stage.hog("eat", 1, 64)
+    last = ranks - 1
+    stage.hog("eat", last, 64)
     exits = stage.ended("job")
+    seconds = time.monotonic() - begin
     errors = stage.errors("job")
-    said = any(re.search("no memory for|could not allocate|does not fit", line) for line in errors)
-    expected = "rank 1 says for what it had no memory, rank 0 that it has gone or what it said, exit status 1"
-    told = len(errors) >= 2
-    return found(expected, exits["job"] == 1 and said and told, exits, time.monotonic() - begin, errors=errors)
+    words = "no memory for|could not make the communicator|out of memory|does not fit"
+    said = any(f"rank {last}: " in line and re.search(words, line) for line in errors)
+    told = ranks == 1 or any("rank 0: " in line for line in errors)
+    expected = f"rank {last} says for what it had no memory, the others what it said, exit status 1 before anybody's time is over"
+    return found(expected, exits["job"] == 1 and said and told and seconds < 30, exits, seconds, errors=errors)
 
 
 def busy(stage):
@@ -319,7 +322,9 @@ def faults():
             what = "the launcher" if who is None else f"rank {who}"
             yield (name + suffix, f"kill -9 of {what} of {ranks} ranks in replay", 120, ranks,
                    lambda stage, ranks=ranks, who=who: kill(stage, ranks, who))
-    yield "out-of-memory", "another program takes the memory of GPU 1 during the run", 120, 2, full
+    for ranks, name in [(1, "out-of-memory-alone"), (2, "out-of-memory")]:
+        what = f"another program takes the memory of GPU {ranks - 1} during the run"
+        yield name, what, 120, ranks, lambda stage, ranks=ranks: full(stage, ranks)
     yield "gpu-busy", "another program keeps both GPUs busy", 240, 2, busy
     yield "library-missing", "no folder of libraries is named", 60, 2, no_library
     yield "nccl-too-old", "an NCCL without the functions of 2.27", 60, 2, another_nccl
