@@ -252,7 +252,9 @@ def main():
             recorder.fault(name, what, limit, play)
     command = "each test of `cargo test --release -p sessile-cuda {}` in a process of its own, 90 s each, CUDA_DEVICE_MAX_CONNECTIONS=32"
     if args.tests and wanted("tests"):
-        recorder.tests(f"tests-{args.test}" if args.test else "tests", command.format("--test gpu"), args.tests, tests, 90)
+        some = f", those with {args.test} in their names" if args.test else ""
+        name = "-".join(["tests", *filter(None, args.test.split("::"))])
+        recorder.tests(name, command.format("--test gpu") + some, args.tests, tests, 90)
     together = [test for test in listed(args.units) if test.startswith(TOGETHER)] if args.units else []
     good = [test for test in together if not test.startswith(CONTROL)]
     if args.units and wanted("together"):

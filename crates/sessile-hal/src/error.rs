@@ -11,7 +11,9 @@ use crate::MemoryId;
 #[non_exhaustive]
 pub enum DeviceError {
     /// Not enough memory now; permanent while nothing is freed.
-    #[error("rank {rank}: no memory for `{label}`: {requested} bytes asked for, {free} free")]
+    #[error(
+        "rank {rank}: no memory for `{label}`: {requested} bytes asked for, {free} free: free memory of its device, or ask for less"
+    )]
     OutOfMemory {
         /// Where.
         rank: u32,
