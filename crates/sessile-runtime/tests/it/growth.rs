@@ -265,7 +265,7 @@ fn when_one_rank_can_not_allocate_all_give_back_and_a_retry_succeeds() {
     for error in &errors {
         assert!(matches!(error, RuntimeError::PeerAllocFailed { rank: 3, .. }), "{error}");
     }
-    insta::assert_snapshot!(errors[0], @"rank 3 could not allocate its arenas (rank 3: no memory for `arena symmetric(gtp)`: 4096 bytes asked for, 4095 free); all ranks gave theirs back and can seal again");
+    insta::assert_snapshot!(errors[0], @"rank 3 could not allocate its arenas (rank 3: no memory for `arena symmetric(gtp)`: 4096 bytes asked for, 4095 free: free memory of its device, or ask for less); all ranks gave theirs back and can seal again");
     assert_eq!((0..4).map(|rank| world.live_bytes(rank)).sum::<u64>(), 0);
 }
 
