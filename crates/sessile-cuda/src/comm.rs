@@ -25,8 +25,10 @@ pub(crate) struct CommCell {
     pub(crate) ranks: Vec<u32>,
     /// This rank's position in `ranks`.
     pub(crate) member: u32,
-    /// Absent in a group of one, and where ranks share a GPU.
+    /// Absent in a group of one, and where ranks share a GPU and NCCL was not told that they may (`NCCL_HOSTID`).
     pub(crate) nccl: Option<Arc<RawComm>>,
+    /// Whether NCCL may register memory with the group: not where ranks share a GPU.
+    pub(crate) registers: bool,
     /// Whether all members run on one machine, so that they can map each other's memory.
     pub(crate) near: bool,
     /// For own kernels; absent where members can't map each other's memory.
@@ -50,6 +52,7 @@ pub(crate) struct Made {
     pub(crate) ranks: Vec<u32>,
     pub(crate) member: u32,
     pub(crate) nccl: Option<Arc<RawComm>>,
+    pub(crate) registers: bool,
     pub(crate) near: bool,
     pub(crate) signals: Option<Signals>,
 }
@@ -63,7 +66,7 @@ impl Made {
 impl CommCell {
     pub(crate) fn new(handle: &Arc<Handle>, made: Made) -> Result<Self, DeviceError> {
         let context = &handle.core.context;
-        let Made { id, name, ranks, member, nccl, near, signals } = made;
+        let Made { id, name, ranks, member, nccl, registers, near, signals } = made;
         Ok(CommCell {
             handle: handle.clone(),
             id,
@@ -71,6 +74,7 @@ impl CommCell {
             ranks,
             member,
             nccl,
+            registers,
             near,
             signals,
             tail: Some(RawEvent::new(context)?),
@@ -89,7 +93,8 @@ impl CommCell {
             why: if kind.scaled().is_some() {
                 "its members must run on one machine, on GPUs that can map each other's memory, at most 16 of them"
             } else {
-                "NCCL needs a GPU of its own for each rank: start no more ranks than GPUs"
+                "NCCL needs a GPU of its own for each rank: start no more ranks than GPUs, or give each rank another \
+                 NCCL_HOSTID, as --launch N --share-gpus does"
             },
         }
     }

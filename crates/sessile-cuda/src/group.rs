@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use sessile_hal::{DeviceError, Memory};
 use sessile_plan::DType;
+use sha2::{Digest, Sha256};
 
 use crate::comm::{CommCell, Made, exchange};
 use crate::context::{Context, Priority, RawStream};
@@ -27,6 +28,7 @@ impl CudaDevice {
             ranks: ranks.to_vec(),
             member,
             nccl: None,
+            registers: false,
             near: true,
             signals: None,
         };
@@ -35,15 +37,19 @@ impl CudaDevice {
         }
         let machine = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let gpu = &core.context.gpu;
-        let place = [&gpu.uuid[..], &[u8::from(gpu.shareable)], machine.trim().as_bytes()].concat();
+        // NCCL takes two ranks on one GPU only if they say that they are of different machines.
+        let posing = Sha256::digest(std::env::var("NCCL_HOSTID").unwrap_or_default());
+        let place =
+            [&gpu.uuid[..], &posing[..], &[u8::from(gpu.shareable)], machine.trim().as_bytes()].concat();
         let places = exchange(core, made.group(), &place)?;
-        let mut gpus: Vec<_> = places.iter().map(|place| place.get(..16)).collect();
-        let share =
-            gpus.iter().map(|gpu| gpus.iter().filter(|other| *other == gpu).count()).max().unwrap_or(1);
-        gpus.sort();
-        gpus.dedup();
-        made.near = places.iter().all(|other| other.get(16..) == place.get(16..)) && gpu.shareable;
-        if gpus.len() == ranks.len() {
+        let most = |bytes: usize| {
+            let part: Vec<_> = places.iter().map(|place| place.get(..bytes)).collect();
+            part.iter().map(|one| part.iter().filter(|other| *other == one).count()).max().unwrap_or(1)
+        };
+        let share = most(16);
+        made.near = places.iter().all(|other| other.get(48..) == place.get(48..)) && gpu.shareable;
+        if most(48) == 1 {
+            made.registers = share == 1;
             made.nccl = Some(Arc::new(self.init_nccl(&made)?));
         }
         if made.near && ranks.len() <= MOST_RANKS {
@@ -142,7 +148,7 @@ impl CudaDevice {
                 });
             }
         }
-        let Some(nccl) = comm.nccl.clone() else {
+        let Some(nccl) = comm.nccl.clone().filter(|_| comm.registers) else {
             return Ok(Window::new(comm.id, members, peers, None));
         };
         let what = format!("registering `{}` with group `{}`", memory.label(), comm.name);

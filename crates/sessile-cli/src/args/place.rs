@@ -58,6 +58,9 @@ pub(crate) struct Place {
     /// Start N ranks on this machine, one for each GPU; else the environment tells (torchrun, srun, mpirun)
     #[arg(long, value_name = "N", value_parser = parse::whole::<u32>)]
     pub(crate) launch: Option<u32>,
+    /// With --launch: several ranks may share a GPU, to try a job; they take turns on it, and NCCL goes over sockets
+    #[arg(long, requires = "launch")]
+    pub(crate) share_gpus: bool,
     /// Longest wait for other ranks, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = parse::whole::<u32>)]
     pub(crate) timeout: u32,

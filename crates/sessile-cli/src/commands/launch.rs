@@ -19,6 +19,8 @@ use crate::{
 const LAUNCHER: &str = "SESSILE_LAUNCHER";
 /// NCCL uses NVLink multicast unless this is 0; ranks leave it off unless the user says otherwise.
 const MULTICAST: &str = "NCCL_NVLS_ENABLE";
+/// NCCL takes ranks that share a GPU only as ranks of different machines, which this names.
+const HOST: &str = "NCCL_HOSTID";
 /// How long the other ranks may go on after one has failed: they learn of it and say so.
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -35,11 +37,20 @@ pub(crate) fn is_rank() -> Result<bool, Failure> {
     if parent.as_deref() == Some(launcher.as_str()) { Ok(true) } else { Err(gone()) }
 }
 
-/// Runs this same command line in `ranks` processes and waits for all. The worst exit status is the launcher's.
+/// The ranks to start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Launch {
+    /// How many.
+    pub(crate) ranks: u32,
+    /// Whether some have no GPU of their own.
+    pub(crate) share: bool,
+}
+
+/// Runs this same command line in a process for each rank and waits for all. The worst exit status is the launcher's.
 ///
 /// # Errors
 /// That a process could not be started, or was killed.
-pub(crate) fn launch(ranks: u32) -> Result<Verdict, Failure> {
+pub(crate) fn launch(Launch { ranks, share }: Launch) -> Result<Verdict, Failure> {
     let failed =
         |what: &str, error: std::io::Error| Failure::Run(format!("--launch {ranks}: {what}: {error}"));
     let program = env::current_exe().map_err(|error| failed("where this program is", error))?;
@@ -49,6 +60,9 @@ pub(crate) fn launch(ranks: u32) -> Result<Verdict, Failure> {
         let mut command = Command::new(&program);
         if env::var_os(MULTICAST).is_none() {
             command.env(MULTICAST, "0");
+        }
+        if share && env::var_os(HOST).is_none() {
+            command.env(HOST, format!("rank-{rank}"));
         }
         let child = command
             .args(env::args_os().skip(1))

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sessile_cuda::{CudaDevice, DeviceOptions, OneShotOptions, gpus, job::Job, library::ready};
 use sessile_hal::DeviceError;
 
-use super::launch;
+use super::launch::{self, Launch};
 use crate::{
     args::{DeviceName, Place, Sms},
     failure::Failure,
@@ -16,10 +16,13 @@ pub(super) enum Part {
     /// Run all ranks as threads, on the host device.
     Host,
     /// Start the ranks, each with a GPU, and wait for them.
-    Launch(u32),
+    Launch(Launch),
     /// Be this rank, with a GPU.
     Rank(Job),
 }
+
+/// Ranks that may share GPUs.
+const SHARING: u32 = 64;
 
 /// Refuses a bound of one-shot reduce-scatters where there are none.
 ///
@@ -58,14 +61,20 @@ impl Part {
         let started = launch::is_rank()?;
         if let (Some(ranks), false) = (place.launch, started) {
             let visible = gpus().map_err(opening)?.len();
-            if ranks == 0 || ranks as usize > visible {
+            let share = place.share_gpus && ranks as usize > visible;
+            if ranks == 0 || visible == 0 || ranks as usize > visible && !share {
                 return Err(Failure::Input(format!(
                     "--launch {ranks}: {visible} GPUs are visible (`nvidia-smi`, CUDA_VISIBLE_DEVICES) and each rank \
-                     needs one; use 1 to {visible}"
+                     needs one; use 1 to {visible}, or --share-gpus to try a job with fewer GPUs"
+                )));
+            }
+            if share && ranks > SHARING {
+                return Err(Failure::Input(format!(
+                    "--launch {ranks} --share-gpus: at most {SHARING} ranks, since they take turns"
                 )));
             }
             ready(ranks).map_err(opening)?;
-            return Ok(Part::Launch(ranks));
+            return Ok(Part::Launch(Launch { ranks, share }));
         }
         let job = Job::from_env().map_err(|error| Failure::Input(error.to_string()))?;
         ready(job.world).map_err(opening)?;
@@ -79,7 +88,7 @@ impl Part {
     pub(super) fn ranks(&self, asked: Option<u32>, host: u32) -> Result<u32, Failure> {
         let ranks = match self {
             Part::Host => return Ok(asked.unwrap_or(host)),
-            Part::Launch(ranks) => *ranks,
+            Part::Launch(launch) => launch.ranks,
             Part::Rank(job) => job.world,
         };
         match asked {

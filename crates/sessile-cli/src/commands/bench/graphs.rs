@@ -80,6 +80,12 @@ struct Row {
 pub(super) fn run(args: &GraphsArgs) -> Result<Verdict, Failure> {
     let sizes = sizes(args)?;
     place::bounds_something(&args.place, args.reduce_scatter.contains(&ReduceScatter::OneShot))?;
+    if args.place.share_gpus {
+        return Err(Failure::Input(
+            "--share-gpus: ranks that take turns on a GPU are nothing to measure; leave it out, or try `sessile train`"
+                .to_owned(),
+        ));
+    }
     let part = Part::find(&args.place)?;
     let ranks = part.ranks(args.ranks, 2)?;
     if !(1..=64).contains(&ranks) {
