@@ -144,8 +144,8 @@ def found(expected, as_expected, exits, seconds, **more):
 SHORT = "--layers 4 --mtp 2 --graph-heads --gtp 2 --steps 20 --reduce-scatter one_shot"
 
 
-def kill(stage, ranks, who):
-    stage.train("job", f"--launch {ranks} --gtp {ranks} --steps 100000 --mode graphs --reduce-scatter one_shot")
+def kill(stage, ranks, who, more=""):
+    stage.train("job", f"--launch {ranks} {more} --gtp {ranks} --steps 100000 --mode graphs --reduce-scatter one_shot")
     stage.wait_for("job", "runners captured")
     time.sleep(REPLAYING)
     victim = stage.processes["job"].pid if who is None else stage.rank("job", who)
@@ -162,20 +162,21 @@ def kill(stage, ranks, who):
     return found(expected, exits["job"] == 1 and named and told and seconds < 30, exits, seconds, errors=errors)
 
 
-def full(stage, ranks):
+def full(stage, ranks, gpus, more):
     # The eager steps have their memory by then; what comes after them, communicators and arenas, has not.
-    stage.train("job", f"--launch {ranks} --gtp {ranks} --layers 4 --hidden 1024 --heads 8 --steps 40 --timeout 60")
+    stage.train("job", f"--launch {ranks} {more} --gtp {ranks} --layers 4 --hidden 1024 --heads 8 --steps 12 --timeout 60")
     stage.wait_for("job", "eager step")
     begin = time.monotonic()
-    last = ranks - 1
-    stage.hog("eat", last, 64)
+    stage.hog("eat", gpus - 1, 64)
     exits = stage.ended("job")
     seconds = time.monotonic() - begin
     errors = stage.errors("job")
     words = "no memory for|could not make the communicator|out of memory|does not fit"
-    said = any(f"rank {last}: " in line and re.search(words, line) for line in errors)
-    told = ranks == 1 or any("rank 0: " in line for line in errors)
-    expected = f"rank {last} says for what it had no memory, the others what it said, exit status 1 before anybody's time is over"
+    # Of ranks that share a GPU any may be the first that gets none.
+    last = range(ranks) if more else [ranks - 1]
+    said = any(f"rank {rank}: " in line and re.search(words, line) for line in errors for rank in last)
+    told = all(any(line.startswith(f"error: rank {rank}: ") for line in errors) for rank in range(ranks))
+    expected = "who had no memory says for what, the others what it said, exit status 1 before anybody's time is over"
     return found(expected, exits["job"] == 1 and said and told and seconds < 30, exits, seconds, errors=errors)
 
 
@@ -322,9 +323,13 @@ def faults():
             what = "the launcher" if who is None else f"rank {who}"
             yield (name + suffix, f"kill -9 of {what} of {ranks} ranks in replay", 120, ranks,
                    lambda stage, ranks=ranks, who=who: kill(stage, ranks, who))
-    for ranks, name in [(1, "out-of-memory-alone"), (2, "out-of-memory")]:
-        what = f"another program takes the memory of GPU {ranks - 1} during the run"
-        yield name, what, 120, ranks, lambda stage, ranks=ranks: full(stage, ranks)
+    yield ("kill-8-shared", "kill -9 of rank 1 of 8 ranks in replay, on one GPU", 120, 1,
+           lambda stage: kill(stage, 8, 1, "--share-gpus"))
+    for ranks, name, more in [(1, "alone", ""), (2, "shared", "--share-gpus"), (2, "", "")]:
+        gpus = 1 if more else ranks
+        yield ("-".join(filter(None, ["out-of-memory", name])),
+               f"another program takes the memory of GPU {gpus - 1} during a run of {ranks} ranks", 120, gpus,
+               lambda stage, ranks=ranks, gpus=gpus, more=more: full(stage, ranks, gpus, more))
     yield "gpu-busy", "another program keeps both GPUs busy", 240, 2, busy
     yield "library-missing", "no folder of libraries is named", 60, 2, no_library
     yield "nccl-too-old", "an NCCL without the functions of 2.27", 60, 2, another_nccl

@@ -52,6 +52,10 @@ def runs():
         for kind in KINDS:
             wide = f"train --device cuda --launch {ranks} --gtp {ranks} --egtp {sizes[-1]} --experts 8 --mtp 2 --layers 4"
             yield f"train-{ranks}-{kind}", f"{wide} --steps 100 --reduce-scatter {kind} --json {{json}}", 120, ranks
+    # Eight ranks that take turns on one GPU: what they compute, not how fast.
+    for kind in ["ring", "fp32_a2a", "one_shot"]:
+        shared = "train --device cuda --launch 8 --share-gpus --gtp 8 --egtp 4 --experts 8 --mtp 2 --layers 4"
+        yield f"train-8-shared-{kind}", f"{shared} --steps 20 --reduce-scatter {kind} --json {{json}}", 200, 1
 
 
 def keep(document):
