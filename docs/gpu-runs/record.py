@@ -254,15 +254,15 @@ def main():
     for name, what, limit, ranks, play in faults():
         if wanted(name) and recorder.gpus(name, ranks):
             recorder.fault(name, what, limit, play)
-    command = "each test of `cargo test --release -p sessile-cuda {}` in a process of its own, 90 s each, CUDA_DEVICE_MAX_CONNECTIONS=32"
+    command = "each test of `cargo test --release {}` in a process of its own, 90 s each, CUDA_DEVICE_MAX_CONNECTIONS=32"
     if args.tests and wanted("tests"):
         some = f", those with {args.test} in their names" if args.test else ""
         name = "-".join(["tests", *filter(None, args.test.split("::"))])
-        recorder.tests(name, command.format("--test gpu") + some, args.tests, tests, 90)
+        recorder.tests(name, command.format(f"--test {args.tests.name.rsplit('-', 1)[0]}") + some, args.tests, tests, 90)
     together = [test for test in listed(args.units) if test.startswith(TOGETHER)] if args.units else []
     good = [test for test in together if not test.startswith(CONTROL)]
     if args.units and wanted("together"):
-        recorder.tests("together", command.format(f"--lib {TOGETHER}"), args.units, good, 90)
+        recorder.tests("together", command.format(f"-p sessile-cuda --lib {TOGETHER}"), args.units, good, 90)
     tool_names = [name for name in tools if wanted(name)]
     path = sanitizer() if tool_names else None
     for name in tool_names:

@@ -4,7 +4,6 @@
 
 mod collectives;
 mod conformance;
-mod fences;
 mod kernels;
 mod oneshot;
 mod worlds;
