@@ -63,7 +63,7 @@ __device__ __forceinline__ void bulk(const Batch<R ? R : MOST_RANKS>& batch) {
         // What peers wrote came through ordinary stores.
         asm volatile("fence.proxy.async;" ::: "memory");
         // Each rank asks the next one first, so that they do not all ask one.
-        const u32 peer = (lane + batch.rank) % size;
+        const u32 peer = batch.in_order ? lane % size : (lane + batch.rank) % size;
         const u64 from = t.from[peer];
         u32 stage = 0, parity = 1;
         for (u32 k = 0; k < own; k++) {

@@ -129,7 +129,7 @@ __device__ __forceinline__ void push(const Batch<R ? R : MOST_RANKS>& batch) {
         for (u32 at = worker; at < packets || !known; at += workers) {
             // Each rank sends to the next one first, so that they do not all send to one.
             for (u32 i = 1; i < size; i++) {
-                const u32 p = rank + i < size ? rank + i : rank + i - size;
+                const u32 p = batch.in_order ? i - (i <= rank) : rank + i < size ? rank + i : rank + i - size;
                 uint4 x;
                 if (at < packets) x = packet<T>(t.from[p], at, n);
                 if (!known) {

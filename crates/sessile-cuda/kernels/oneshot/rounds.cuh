@@ -49,6 +49,7 @@ struct Batch {
     u32 omit_exit;        // a control of tests: shows what the exit is for
     u32 stages;           // bulk
     u32 store;            // whether the accumulator's old value does not matter
+    u32 in_order;         // to measure: all ranks begin with rank 0, where each would begin with the one after it
 };
 
 __device__ __forceinline__ void publish(u32* p, u32 v) {

@@ -70,6 +70,8 @@ pub struct OneShotOptions {
     pub way: Option<Way>,
     /// Blocks of a launch, within what the GPU can hold: to measure.
     pub blocks: Option<u32>,
+    /// Packets and bulk copies begin with rank 0 on every rank, where each would begin with the one after it: to measure.
+    pub in_order: bool,
     /// Number of the round before the first: to test the wrap. All ranks must have the same here.
     pub first_round: u32,
     /// Whether a launch ends before peers have read: to show that tests notice.
@@ -425,7 +427,7 @@ impl Launch<'_> {
         words.push(u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX));
         words.extend([signals.words.address, BOX]);
         words.push(two(u32::from(signals.options().omit_exit), stages));
-        words.push(u64::from(beta == Beta::Overwrite));
+        words.push(two(u32::from(beta == Beta::Overwrite), u32::from(signals.options().in_order)));
         words
     }
 }

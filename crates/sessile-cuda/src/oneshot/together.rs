@@ -205,6 +205,9 @@ fn check(test: &str, way: Way, offs: &[(u64, u64)]) {
                 for beta in [Beta::Accumulate, Beta::Overwrite, Beta::Accumulate] {
                     let scale = 1.0 / size as f32;
                     let case = Case { dtype, way, off: (from * dtype.size(), to), n, scaled: (scale, beta) };
+                    let in_order = beta == Beta::Overwrite;
+                    let options = OneShotOptions { in_order, ..OneShotOptions::default() };
+                    ranks.signals.iter().for_each(|signals| signals.set(options.clone()));
                     let got = ranks.run(&case, &inputs, &before);
                     for (rank, got) in got.iter().enumerate() {
                         let want = (0..n).map(|at| {

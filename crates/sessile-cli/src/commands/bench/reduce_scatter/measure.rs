@@ -61,8 +61,8 @@ impl Variant {
         }
     }
 
-    /// What this process measures.
-    pub(super) fn all() -> Vec<Variant> {
+    /// What this process measures of groups of this size.
+    pub(super) fn all(group: u32) -> Vec<Variant> {
         let one_shot = |name: String, way, blocks, budget| {
             let options = OneShotOptions { way, blocks, budget, ..OneShotOptions::default() };
             Variant::new(name, What::OneShot(options))
@@ -83,6 +83,19 @@ impl Variant {
                     Some(*blocks),
                     None,
                 ));
+            }
+        }
+        // Of two ranks each has one peer to begin with.
+        if group > 2 {
+            for (way, blocks) in [(Way::Push, 128), (Way::Bulk, 32)] {
+                let options = OneShotOptions {
+                    way: Some(way),
+                    blocks: Some(blocks),
+                    in_order: true,
+                    ..OneShotOptions::default()
+                };
+                let name = format!("{}, {blocks} blocks, all from rank 0", way.name());
+                all.push(Variant::new(name, What::OneShot(options)));
             }
         }
         all.push(one_shot("copy".to_owned(), Some(Way::Copy), None, None));
@@ -419,7 +432,7 @@ mod tests {
 
     #[test]
     fn a_way_that_was_not_gone_is_no_row_of_it() {
-        let all = Variant::all();
+        let all = Variant::all(2);
         let find = |name: &str| all.iter().find(|variant| variant.name == name).expect("there");
         assert!(find("push, 32 blocks").goes_its_way("one_shot_push_bf16_2"));
         assert!(!find("push, 32 blocks").goes_its_way("one_shot_pull_bf16_2"));
@@ -430,10 +443,13 @@ mod tests {
 
     #[test]
     fn every_variant_has_a_name_of_its_own() {
-        let mut names: Vec<String> = Variant::all().into_iter().map(|variant| variant.name).collect();
-        let all = names.len();
-        names.sort();
-        names.dedup();
-        assert_eq!((names.len(), all > 20), (all, true));
+        for (group, others) in [(2, 0), (4, 2), (8, 2)] {
+            let mut names: Vec<String> =
+                Variant::all(group).into_iter().map(|variant| variant.name).collect();
+            let all = names.len();
+            names.sort();
+            names.dedup();
+            assert_eq!((names.len(), all), (all, Variant::all(2).len() + others));
+        }
     }
 }

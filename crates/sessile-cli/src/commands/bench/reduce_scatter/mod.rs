@@ -56,7 +56,7 @@ pub(super) fn run(args: &ReduceScatterArgs) -> Result<Verdict, Failure> {
         lines.line(String::from_utf8_lossy(&json(&rows)?).trim_end())?;
         return Ok(Verdict::Good);
     }
-    let variants = Variant::all();
+    let variants = Variant::all(args.group());
     let progress = Progress::new(args.common.quiet, (variants.len() * args.sizes.len()) as u64);
     progress.phase("this process");
     let mut rows = rows(args, largest, &variants, &progress)?;
