@@ -152,10 +152,13 @@ impl CudaDevice {
             return Ok(Window::new(comm.id, members, peers, None));
         };
         let what = format!("registering `{}` with group `{}`", memory.label(), comm.name);
+        let kept = memory.clone();
         let window = while_hopeful(core, comm.group(), what, move || {
-            // SAFETY: the address and size are those of the allocation's own mapping, which the caller holds until
-            // this returns, and which goes after its windows (`MemoryCell::drop`).
-            unsafe { nccl.register(address, size) }
+            // SAFETY: the address and size are those of the allocation's own mapping, which `kept` holds as long as the
+            // call takes, also if nobody waits for it any more, and which goes after its windows (`MemoryCell::drop`).
+            let window = unsafe { nccl.register(address, size) };
+            drop(kept);
+            window
         })?;
         let window = window.ok_or_else(|| DeviceError::Unreachable {
             kernel: "register_window",
