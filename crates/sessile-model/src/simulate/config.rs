@@ -145,10 +145,15 @@ impl SimulateConfig {
         if self.wgrad_dtype == DType::U32 {
             return error("--wgrad-dtype", "u32".into(), "use bf16 or f32".into());
         }
-        if self.speeds.gemm_tflops == 0 || self.speeds.node_gbs == 0 || self.speeds.network_gbs == 0 {
-            return error("speeds", "0".into(), "GEMMs and links need a speed above 0".into());
-        }
         let speeds = &self.speeds;
+        let needed = [
+            ("--gemm-tflops", speeds.gemm_tflops),
+            ("--node-gbs", speeds.node_gbs),
+            ("--network-gbs", speeds.network_gbs),
+        ];
+        if let Some((option, _)) = needed.into_iter().find(|(_, value)| *value == 0) {
+            return error(option, "0".into(), "use 1 to 1000000: GEMMs and links need a speed".into());
+        }
         let each = [
             ("--gemm-tflops", speeds.gemm_tflops),
             ("--memory-gbs", speeds.memory_gbs),

@@ -131,16 +131,18 @@ fn auto_failure(error: AutoError) -> Failure {
 fn subject(args: &SimulateArgs) -> Result<Subject, Failure> {
     let path = args.model.model.as_path();
     let name = path.to_str().unwrap_or_default();
+    if name != "dsv3" && (args.model.mtp > 0 || args.model.heads) {
+        let shown = path.display();
+        return Err(Failure::Input(format!("--mtp and --heads: {shown} has neither; use --model dsv3")));
+    }
+    // Layers are built for each depth, so the bound comes first.
+    if args.model.mtp > 16 {
+        return Err(Failure::Input(format!("--mtp {}: use 0 to 16", args.model.mtp)));
+    }
     if name == "proxy" {
         return Ok(Subject::Proxy(Box::default()));
     }
     if let Some(model) = built_in(name, args.model.mtp, args.model.heads) {
-        if name != "dsv3" && (args.model.mtp > 0 || args.model.heads) {
-            return Err(Failure::Input(format!("--mtp and --heads: {name} has neither; use --model dsv3")));
-        }
-        if args.model.mtp > 16 {
-            return Err(Failure::Input(format!("--mtp {}: use 0 to 16", args.model.mtp)));
-        }
         return Ok(Subject::Shapes(model));
     }
     if !path.exists() {
