@@ -12,6 +12,8 @@
 //! `MASTER_ADDR` and `MASTER_PORT` count with all of them. Under `torchrun` its agent listens at `MASTER_PORT`, so the
 //! ranks meet at the next one. More than one rank needs `SESSILE_JOB_SECRET`, the same on all.
 
+use std::ops::RangeInclusive;
+
 /// A process's place in its job.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Job {
@@ -52,14 +54,16 @@ pub enum JobError {
         name: &'static str,
     },
     /// A variable holds no number in range.
-    #[error("{name}={value} is not a number below {limit}")]
+    #[error("{name}={value} is not a number from {least} up to {most}: set one, or start with --launch")]
     Number {
         /// The variable.
         name: &'static str,
         /// What it holds.
         value: String,
-        /// What it must stay below.
-        limit: u64,
+        /// The least that it may be.
+        least: u64,
+        /// The most.
+        most: u64,
     },
     /// No secret, or a short one.
     #[error(
@@ -129,10 +133,10 @@ impl Job {
         } else {
             return Ok(Job::alone());
         };
-        let world = number(get, by, names[1], 1 << 20)?;
-        let world32 = u32::try_from(world.max(1)).unwrap_or(1);
-        let rank = number(get, by, names[0], world.max(1))?;
-        let local_rank = number(get, by, names[2], world.max(1))?;
+        let world = number(get, by, names[1], 1..=1 << 20)?;
+        let world32 = u32::try_from(world).unwrap_or(1);
+        let rank = number(get, by, names[0], 0..=world - 1)?;
+        let local_rank = number(get, by, names[2], 0..=world - 1)?;
         let secret = get("SESSILE_JOB_SECRET").unwrap_or_default().into_bytes();
         if world32 > 1 && secret.len() < SECRET {
             return Err(JobError::Secret { world: world32, least: SECRET, have: secret.len() });
@@ -148,10 +152,15 @@ impl Job {
     }
 }
 
-fn number(get: Lookup<'_>, by: &'static str, name: &'static str, limit: u64) -> Result<u64, JobError> {
+fn number(
+    get: Lookup<'_>,
+    by: &'static str,
+    name: &'static str,
+    range: RangeInclusive<u64>,
+) -> Result<u64, JobError> {
     let value = get(name).ok_or(JobError::Missing { by, name })?;
-    let parsed = value.trim().parse().ok().filter(|number| *number < limit);
-    parsed.ok_or(JobError::Number { name, value, limit })
+    let parsed = value.trim().parse().ok().filter(|number| range.contains(number));
+    parsed.ok_or(JobError::Number { name, value, least: *range.start(), most: *range.end() })
 }
 
 fn address(get: Lookup<'_>, by: &'static str, world: u32) -> Result<String, JobError> {
@@ -168,10 +177,9 @@ fn address(get: Lookup<'_>, by: &'static str, world: u32) -> Result<String, JobE
 }
 
 fn port(get: Lookup<'_>, by: &'static str, world: u32) -> Result<u16, JobError> {
-    let limit = 65_535;
     if get("MASTER_PORT").is_some() {
-        let port = number(get, by, "MASTER_PORT", limit)?;
         let taken = u64::from(get("TORCHELASTIC_RUN_ID").is_some());
+        let port = number(get, by, "MASTER_PORT", 1..=65_535 - taken)?;
         return Ok(u16::try_from(port + taken).unwrap_or(u16::MAX));
     }
     if world == 1 {
@@ -179,7 +187,7 @@ fn port(get: Lookup<'_>, by: &'static str, world: u32) -> Result<u16, JobError> 
     }
     if get("SLURM_JOB_ID").is_some() {
         // The same on all ranks of a job, and rarely that of another job on the machine.
-        let job = number(get, by, "SLURM_JOB_ID", u64::MAX)?;
+        let job = number(get, by, "SLURM_JOB_ID", 0..=u64::MAX)?;
         return Ok(u16::try_from(20_000 + job % 20_000).unwrap_or(20_000));
     }
     Err(JobError::Missing { by, name: "MASTER_PORT" })
@@ -255,11 +263,27 @@ mod tests {
             let error = job(&vars).expect_err("incomplete").to_string();
             assert!(error.contains(absent), "{error}");
         }
-        for (name, value) in [("RANK", "8"), ("RANK", "-1"), ("WORLD_SIZE", "x"), ("MASTER_PORT", "65535")] {
+        let wrong = [
+            ("RANK", "8"),
+            ("RANK", "-1"),
+            ("WORLD_SIZE", "x"),
+            ("WORLD_SIZE", "0"),
+            ("MASTER_PORT", "0"),
+            ("MASTER_PORT", "65536"),
+        ];
+        for (name, value) in wrong {
             let vars: Vec<_> = TORCH.map(|(n, v)| (n, if n == name { value } else { v })).to_vec();
             let error = job(&vars).expect_err("out of range").to_string();
-            assert!(error.contains(name) && error.contains(value), "{error}");
+            assert!(error.contains(&format!("{name}={value} is not")) && error.contains("up to"), "{error}");
         }
+    }
+
+    #[test]
+    fn the_last_port_is_one_unless_torchrun_takes_it() {
+        let last = TORCH.map(|(name, value)| (name, if name == "MASTER_PORT" { "65535" } else { value }));
+        assert_eq!(job(&last).expect("complete").port, 65_535);
+        let torchrun = job(&[&last[..], &[("TORCHELASTIC_RUN_ID", "none")]].concat());
+        assert!(torchrun.is_err_and(|error| error.to_string().contains("up to 65534")));
     }
 
     #[test]
