@@ -8,7 +8,7 @@ use crate::{
     args::DoctorArgs,
     failure::{Failure, Verdict},
     output,
-    ui::{Lines, clean, table},
+    ui::{Lines, paragraph},
 };
 
 /// The document of `--json`.
@@ -43,15 +43,15 @@ pub(super) fn run(args: &DoctorArgs) -> Result<Verdict, Failure> {
         State::Limited => "limited",
         State::Missing => "missing",
     };
-    let row = |finding: &Finding| {
-        let found = clean(&finding.found).to_string();
-        vec![finding.name.clone(), state(finding).to_owned(), found, finding.enables.clone()]
-    };
-    lines.line(table(&["what", "state", "found", "needed for"], 0, findings.iter().map(row).collect()))?;
-    lines.line("")?;
-    for finding in findings.iter().filter(|finding| !finding.remedy.is_empty()) {
-        lines.line(format_args!("{}: {}", finding.name, clean(&finding.remedy)))?;
+    for finding in &findings {
+        lines.line(format_args!("{}: {}", finding.name, state(finding)))?;
+        lines.line(paragraph("  found       ", &finding.found))?;
+        lines.line(paragraph("  needed for  ", &finding.enables))?;
+        if !finding.remedy.is_empty() {
+            lines.line(paragraph("  remedy      ", &finding.remedy))?;
+        }
     }
+    lines.line("")?;
     let verdict = if cuda { "can run" } else { "can't run here" };
     lines.line(format_args!("--device host can run; --device cuda {verdict}"))?;
     Ok(Verdict::Good)

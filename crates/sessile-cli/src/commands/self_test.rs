@@ -8,7 +8,7 @@ use crate::{
     failure::{Failure, Verdict},
     museum::{self, Row},
     output,
-    ui::{Lines, Progress, some, table},
+    ui::{Lines, Progress, paragraph, some},
 };
 
 /// What `--json` writes.
@@ -38,11 +38,12 @@ pub(super) fn run(args: &CheckArgs) -> Result<Verdict, Failure> {
     progress.end();
     let failed = rows.iter().filter(|row| !row.ok).count() as u64;
     let mut lines = Lines::new(args.common.quiet);
-    let text = |row: &Row| {
+    for row in &rows {
         let ok = if row.ok { "ok" } else { "NOT AS EXPECTED" };
-        vec![row.id.to_owned(), row.without.clone(), row.with.clone(), ok.to_owned()]
-    };
-    lines.line(table(&["fault", "without the rule", "with it", ""], 4, rows.iter().map(text).collect()))?;
+        lines.line(format_args!("{}: {ok}", row.id))?;
+        lines.line(paragraph("  without the rule  ", &row.without))?;
+        lines.line(paragraph("  with it           ", &row.with))?;
+    }
     if failed == 0 {
         lines.line(format_args!(
             "good: {}, each shown and each prevented or detected",

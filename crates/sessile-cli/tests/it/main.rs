@@ -4,6 +4,7 @@
 mod bad_input;
 mod bench_graphs;
 mod check;
+mod doctor;
 mod help;
 mod plan;
 mod report;

@@ -23,6 +23,8 @@ fn every_known_fault_shows_without_its_rule_and_not_with_it() {
         assert!(ids.insert(id) && table.contains(id), "{id}");
     }
     assert_eq!(document["good"], true);
+    let widest = table.lines().map(|line| line.chars().count()).max();
+    assert!(widest.is_some_and(|columns| columns <= 100), "{widest:?}:\n{table}");
 }
 
 #[test]
