@@ -1,4 +1,4 @@
-//! How far a run is: a bar on a terminal, a line now and then elsewhere, nothing if quiet. Always on stderr.
+//! How far a run is: a bar on a terminal (without a known end only its name and time), a line now and then elsewhere, nothing if quiet. Always on stderr.
 
 use std::io::{IsTerminal, stderr};
 
@@ -18,11 +18,12 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// For phases of `steps` steps each.
+    /// For phases of `steps` steps each; 0: how many is not known.
     pub(crate) fn new(quiet: bool, steps: u64) -> Progress {
         let bar = (!quiet && stderr().is_terminal()).then(|| {
-            let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
-            let style = ProgressStyle::with_template("{prefix:10} [{bar:30}] {pos}/{len} {msg} {eta}");
+            let known = (steps > 0).then_some(steps);
+            let bar = ProgressBar::with_draw_target(known, ProgressDrawTarget::stderr());
+            let style = ProgressStyle::with_template(template(steps));
             bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "))
         });
         Progress { bar, quiet, steps }
@@ -68,6 +69,11 @@ impl Progress {
     }
 }
 
+/// What a line shows of phases of `steps` steps.
+fn template(steps: u64) -> &'static str {
+    if steps == 0 { "{prefix} {msg} {elapsed}" } else { "{prefix:10} [{bar:30}] {pos}/{len} {msg} {eta}" }
+}
+
 /// Whether to show `step` of `steps` where about `lines` are to be shown: the first, the last, and some between.
 pub(crate) fn notable(step: u64, steps: u64, lines: u64) -> bool {
     let every = steps.div_ceil(lines).max(1);
@@ -77,6 +83,12 @@ pub(crate) fn notable(step: u64, steps: u64, lines: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_phase_without_a_known_end_shows_no_full_bar() {
+        assert!(!template(0).contains("{bar") && !template(0).contains("{len}"));
+        assert!(template(1).contains("{bar"));
+    }
 
     #[test]
     fn first_and_last_step_are_always_shown() {
