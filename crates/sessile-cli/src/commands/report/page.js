@@ -403,7 +403,9 @@ if (data.depths.length) {
     const [left, foot] = [76, 38];
     const xs = data.depths.map((row, at) => timed ? 100 * row.exposed_fraction : at);
     const most = Math.max(...data.depths.map((row) => row.bytes), 1);
-    const [low, high] = [Math.min(...xs), Math.max(...xs)];
+    // Depths that expose the same still get an axis with different numbers.
+    const middle = (Math.min(...xs) + Math.max(...xs)) / 2, half = Math.max((Math.max(...xs) - Math.min(...xs)) / 2, 0.05);
+    const [low, high] = [Math.max(middle - half, 0), middle + half];
     const x = (value) => left + 24 + (value - low) / Math.max(1e-9, high - low) * (width - left - 62);
     const y = (bytes) => height - foot - bytes / most * (height - foot - 30);
     pen.strokeStyle = colours.grid; pen.fillStyle = colours.soft; pen.textAlign = "right"; pen.textBaseline = "middle";
