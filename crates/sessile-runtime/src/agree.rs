@@ -47,7 +47,7 @@ fn read<T: DeserializeOwned>(payload: &[u8], rank: u32) -> Result<T, RuntimeErro
 /// Shares each rank's outcome over the job: the first failure in order of rank is everybody's.
 ///
 /// # Errors
-/// That failure; those of the exchange.
+/// That failure; those of the exchange, unless this rank has failed before it, which says more.
 pub fn share<C: Comm, T>(world: &C, outcome: Result<T, RuntimeError>) -> Result<T, RuntimeError> {
     let verdict = match &outcome {
         Ok(_) => Verdict::Fine,
@@ -61,7 +61,10 @@ pub fn share<C: Comm, T>(world: &C, outcome: Result<T, RuntimeError>) -> Result<
         ) => Verdict::AllocFailed(error.to_string()),
         Err(error) => Verdict::Failed(error.to_string()),
     };
-    let verdicts = exchange(world, &verdict)?;
+    let verdicts = match exchange(world, &verdict) {
+        Ok(verdicts) => verdicts,
+        Err(error) => return outcome.and(Err(error)),
+    };
     let first =
         verdicts.into_iter().zip(world.ranks()).find(|(verdict, _)| !matches!(verdict, Verdict::Fine));
     match first {

@@ -76,8 +76,8 @@ impl<D: Device> Runtime<D> {
     pub fn remap_arenas(&mut self) -> Result<(), RuntimeError> {
         self.idle("remap_arenas")?;
         self.sealed_mut("remap_arenas")?;
-        self.join()?;
-        let waited = self.device.wait_stream(&self.main).map_err(RuntimeError::from);
+        let joined = self.join();
+        let waited = joined.and_then(|()| Ok(self.device.wait_stream(&self.main)?));
         let arenas = self.arenas().to_vec();
         let remap = || arenas.iter().try_for_each(|arena| Ok(self.device.remap(arena)?));
         agree::share(&self.world, waited.and_then(|()| remap()))?;

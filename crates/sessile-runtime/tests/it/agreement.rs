@@ -5,7 +5,7 @@ use std::time::Duration;
 use sessile_hal::{Device, DeviceError};
 use sessile_host::{HostDevice, RankFailure, World};
 use sessile_plan::{DType, Domain, PlanOptions, RequestSpec, Role, Strategy};
-use sessile_runtime::{Disagreement, RuntimeError, discover};
+use sessile_runtime::{Disagreement, RuntimeError, agree, discover};
 
 use crate::support::{
     Lab, Outcome, SHORT_DEADLINE, all_failed, all_well, impatient, own_rank, spec, threads, within,
@@ -248,6 +248,20 @@ fn a_rank_that_is_busy_elsewhere_is_a_timeout_that_names_it() {
             "{error}"
         );
     }
+}
+
+#[test]
+fn a_rank_that_has_failed_says_why_also_if_the_others_are_not_there_to_hear_it() {
+    let world = impatient(2);
+    let errors = heard_of(&world, 1, |device| {
+        let gone = device.rank() == 1;
+        let lab = discover_all(device, &usual())?;
+        if gone {
+            return Ok(());
+        }
+        agree::share(lab.runtime.world(), Err(RuntimeError::UnknownRunner { runner: "the cause".into() }))
+    });
+    assert_eq!(errors, [RuntimeError::UnknownRunner { runner: "the cause".into() }]);
 }
 
 #[test]

@@ -222,19 +222,29 @@ fn graphs_refuse_to_replay_over_bytes_that_were_mapped_again_until_they_are_capt
 
 #[test]
 fn a_remap_that_one_rank_can_not_do_is_the_same_error_on_all() {
-    let errors = all_failed(threads(2).run(|device| {
-        let spy = Spy::new(device);
-        let mut lab = Lab::new(spy.clone())?;
-        let sum = zeroed(&lab)?;
-        discover(&mut lab, "layer", |lab| step(lab, &sum, 1.0))?;
-        lab.runtime.seal("test", &PlanOptions::default())?;
-        if spy.rank() == 1 {
-            spy.fail("remap", 0);
-        }
-        lab.runtime().remap_arenas()
-    }));
-    assert!(matches!(errors[0], RuntimeError::PeerFailed { rank: 1, .. }), "{errors:?}");
-    assert!(matches!(errors[1], RuntimeError::Device(DeviceError::Stalled { .. })), "{errors:?}");
+    for call in ["record", "wait_stream", "remap"] {
+        let errors = all_failed(threads(2).run(|device| {
+            let spy = Spy::new(device);
+            let mut lab = Lab::new(spy.clone())?;
+            let sum = zeroed(&lab)?;
+            // It runs on after its completion, until something joins it.
+            let layer = |lab: &mut Lab<Spy>| {
+                lab.runtime.complete()?;
+                step(lab, &sum, 1.0)
+            };
+            discover(&mut lab, "layer", layer)?;
+            lab.runtime.seal("test", &PlanOptions::default())?;
+            capture(&mut lab, "layer", layer)?;
+            lab.runtime.replay("layer")?;
+            if spy.rank() == 1 {
+                spy.fail(call, 0);
+            }
+            lab.runtime().remap_arenas()
+        }));
+        assert!(matches!(errors[0], RuntimeError::PeerFailed { rank: 1, .. }), "{call}: {errors:?}");
+        let stalled = matches!(errors[1], RuntimeError::Device(DeviceError::Stalled { .. }));
+        assert!(stalled, "{call}: {errors:?}");
+    }
 }
 
 /// Runs captured ranks; rank 1 ends, by `how`, after some replays that the others make more of.
