@@ -3,13 +3,13 @@
 use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use sessile_hal::{Collective, Comm, DeviceError};
 
 use crate::context::RawEvent;
 use crate::core::{Core, Handle};
-use crate::link::{Answer, Group};
+use crate::link::Group;
 use crate::nccl::RawComm;
 use crate::oneshot::{OneShotOptions, Signals};
 
@@ -145,22 +145,7 @@ impl CommCell {
 
 /// All-gathers bytes in a group.
 pub(crate) fn exchange(core: &Core, group: Group<'_>, payload: &[u8]) -> Result<Vec<Vec<u8>>, DeviceError> {
-    let deadline = core.options.deadline;
-    match core.link.gather(group.id, payload, deadline) {
-        Answer::Gathered(payloads) => Ok(payloads),
-        other => Err(core.link.given_up(group).unwrap_or_else(|| {
-            unanswered(core, other, format!("an exchange of group `{}`", group.name), deadline)
-        })),
-    }
-}
-
-/// The error of an ask that ended without what was asked for.
-pub(crate) fn unanswered(core: &Core, answer: Answer, what: String, after: Duration) -> DeviceError {
-    match answer {
-        Answer::Late(missing) => DeviceError::PeerTimeout { rank: core.rank, missing, what, after },
-        Answer::Gone(peer) => core.link.gone(peer, || what),
-        _ => core.link.gone(0, || what),
-    }
+    core.link.exchange(group, payload, core.options.deadline)
 }
 
 impl CudaComm {

@@ -13,7 +13,7 @@ use sessile_plan::Domain;
 
 use crate::capture::{Capture, WaitIs};
 use crate::collective::{self, Work};
-use crate::comm::{CommCell, CudaComm, unanswered};
+use crate::comm::{CommCell, CudaComm};
 use crate::context::{As, Context, Priority, RawEvent, RawStream};
 use crate::core::{Core, Handle, Parts};
 use crate::event::{CudaEvent, EventCell};
@@ -64,8 +64,9 @@ pub struct CudaDevice {
     handle: Arc<Handle>,
 }
 
-/// How long a rank that has no GPU looks for rank 0, to say so.
-const FAREWELL: Duration = Duration::from_secs(5);
+/// How long a rank that will not come looks for rank 0, to say so: about as long as processes of a job start apart, and rank
+/// 0 opens its GPU.
+const FAREWELL: Duration = Duration::from_secs(10);
 
 fn open_gpu(job: &Job, options: &DeviceOptions) -> Result<Arc<Context>, DeviceError> {
     let visible = u32::try_from(crate::gpu::gpus()?.len()).unwrap_or(u32::MAX);
@@ -85,16 +86,23 @@ impl CudaDevice {
         let context = match open_gpu(job, &options) {
             Ok(context) => context,
             Err(error) => {
-                // The others need not wait for this rank; nor it for long for one that is not there.
-                if let Ok(link) = Link::connect(job, options.deadline.min(FAREWELL)) {
-                    link.fail(&error.to_string());
-                }
+                Self::decline(job, options.deadline, &error.to_string());
                 return Err(error);
             }
         };
         let link = Link::connect(job, options.deadline)?;
         let core = Core::new(Parts { rank: job.rank, world: job.world, options, context, link })?;
         Ok(CudaDevice { handle: Arc::new(Handle { core }) })
+    }
+
+    /// Instead of [`CudaDevice::open`], for a rank that can't even begin, for this reason: the others' waits for it end with
+    /// [`DeviceError::PeerFailed`]. It looks a few seconds for those who are not there yet, at most until `deadline`.
+    pub fn decline(job: &Job, deadline: Duration, why: &str) {
+        if job.world > 1
+            && let Ok(link) = Link::connect(job, deadline.min(FAREWELL))
+        {
+            link.fail(why);
+        }
     }
 
     /// The GPU.
@@ -329,7 +337,7 @@ impl Device for CudaDevice {
         let id = match core.link.join(name, ranks, deadline) {
             Answer::Joined(id) => id,
             Answer::Refused => return Err(bad("the name belongs to a group of other ranks")),
-            other => return Err(unanswered(core, other, format!("making group `{name}`"), deadline)),
+            other => return Err(core.link.unanswered(other, format!("making group `{name}`"), deadline)),
         };
         let made = self.meet(id, name, ranks, u32::try_from(member).unwrap_or(u32::MAX));
         // The others need not wait for a member that can't make its part.

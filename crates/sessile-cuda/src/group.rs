@@ -11,7 +11,7 @@ use crate::comm::{CommCell, Made, exchange};
 use crate::context::{Context, Priority, RawStream};
 use crate::core::Core;
 use crate::device::CudaDevice;
-use crate::handover::Handover;
+use crate::handover;
 use crate::link::Group;
 use crate::memory::{Backing, CudaMemory, Window};
 use crate::nccl::{self, RawComm, within};
@@ -171,17 +171,7 @@ impl CudaDevice {
 
     fn swap(&self, group: Group<'_>, member: u32, fd: &OwnedFd) -> Result<Vec<Option<OwnedFd>>, DeviceError> {
         let core = self.core();
-        let failed = |error: std::io::Error| {
-            core.link.given_up(group).unwrap_or_else(|| DeviceError::Rendezvous {
-                rank: core.rank,
-                address: format!("the members of group `{}` on this machine", group.name),
-                why: error.to_string(),
-            })
-        };
-        let hand = Handover::new().map_err(failed)?;
-        let invitations = exchange(core, group, &hand.invitation)?;
-        let hopeless = || core.link.is_hopeless(group);
-        hand.swap(&invitations, member as usize, fd, core.options.deadline, hopeless).map_err(failed)
+        handover::between(&core.link, group, member, fd, core.options.deadline)
     }
 }
 

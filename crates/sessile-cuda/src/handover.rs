@@ -15,7 +15,9 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg, sockopt::socket_peercred,
 };
 
-use crate::link::random;
+use sessile_hal::DeviceError;
+
+use crate::link::{Group, Link, random};
 
 /// A member's side of one exchange of descriptors.
 pub(crate) struct Handover {
@@ -118,6 +120,30 @@ impl Handover {
         let sender = u64::from_le_bytes(sender.try_into().ok()?);
         (differs == 0).then_some((usize::try_from(sender).ok()?, fd))
     }
+}
+
+/// One exchange between the members of a group, all on this machine: `mine` for what they give, in group order; `None` at
+/// this member's own place.
+pub(crate) fn between(
+    link: &Link,
+    group: Group<'_>,
+    member: u32,
+    mine: &OwnedFd,
+    deadline: Duration,
+) -> Result<Vec<Option<OwnedFd>>, DeviceError> {
+    // A socket that nobody listens at any more is how a member's failure shows here, not what it is.
+    let failed = |error: std::io::Error| {
+        let what = || format!("an exchange of memory of group `{}`", group.name);
+        link.cause_soon(group, what).unwrap_or_else(|| DeviceError::Rendezvous {
+            rank: link.rank(),
+            address: format!("the members of group `{}` on this machine", group.name),
+            why: error.to_string(),
+        })
+    };
+    let hand = Handover::new().map_err(failed)?;
+    let invitations = link.exchange(group, &hand.invitation, deadline)?;
+    let hopeless = || link.is_hopeless(group);
+    hand.swap(&invitations, member as usize, mine, deadline, hopeless).map_err(failed)
 }
 
 fn give(stream: &UnixStream, token: &[u8], member: usize, fd: &OwnedFd) -> std::io::Result<()> {

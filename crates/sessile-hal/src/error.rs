@@ -164,6 +164,21 @@ pub enum DeviceError {
         /// How long.
         after: Duration,
     },
+    /// What the members of a group gave to one exchange of their hosts is too long.
+    #[error(
+        "rank {rank}: the members of group `{group}` exchange {bytes} bytes at once, and at most {most} are sent: use \
+         smaller groups, or exchange it in parts"
+    )]
+    ExchangeTooLong {
+        /// Who was told; all members are.
+        rank: u32,
+        /// The group.
+        group: String,
+        /// Of all members together.
+        bytes: u64,
+        /// What can be sent.
+        most: u64,
+    },
     /// A peer has gone.
     #[error("rank {rank}: peer rank {peer} has gone while in {what}")]
     PeerLost {

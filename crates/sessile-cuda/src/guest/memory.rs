@@ -16,6 +16,8 @@ use crate::physical::Mapping;
 pub struct GuestMemory(Arc<Cell>);
 
 struct Cell {
+    /// Whose it is, or who mapped it.
+    rank: u32,
     mapping: Option<Mapping>,
     bytes: u64,
     yard: Arc<Yard>,
@@ -43,12 +45,12 @@ impl GuestMemory {
             DeviceError::OutOfMemory { rank, label: label.to_owned(), requested: bytes, free }
         })?;
         guest.zero(mapping.address, mapping.size)?;
-        Ok(Self::of(guest, mapping, bytes))
+        Ok(Self::of(guest, rank, mapping, bytes))
     }
 
-    fn of(guest: &Arc<Guest>, mapping: Mapping, bytes: u64) -> GuestMemory {
+    fn of(guest: &Arc<Guest>, rank: u32, mapping: Mapping, bytes: u64) -> GuestMemory {
         let (yard, guest) = (guest.yard.clone(), guest.clone());
-        GuestMemory(Arc::new(Cell { mapping: Some(mapping), bytes, yard, guest }))
+        GuestMemory(Arc::new(Cell { rank, mapping: Some(mapping), bytes, yard, guest }))
     }
 
     /// Its first byte.
@@ -71,8 +73,8 @@ impl GuestMemory {
     /// # Errors
     /// [`DeviceError::Driver`], [`DeviceError::Rendezvous`].
     pub fn offer(&self) -> Result<Offer, DeviceError> {
-        let Some(mapping) = &self.0.mapping else { return Err(lost("the memory is gone")) };
-        let handover = Handover::new().map_err(|cause| lost(&cause.to_string()))?;
+        let Some(mapping) = &self.0.mapping else { return Err(lost(self.0.rank, "the memory is gone")) };
+        let handover = Handover::new().map_err(|cause| lost(self.0.rank, &cause.to_string()))?;
         Ok(Offer { fd: mapping.export()?, handover, memory: self.clone() })
     }
 }
@@ -95,9 +97,10 @@ impl Offer {
         deadline: Duration,
     ) -> Result<Vec<GuestMemory>, DeviceError> {
         let Offer { memory, handover, fd } = self;
+        let rank = memory.0.rank;
         let theirs = handover
             .swap(invitations, member, &fd, deadline, || false)
-            .map_err(|cause| lost(&cause.to_string()))?;
+            .map_err(|cause| lost(rank, &cause.to_string()))?;
         let guest = &memory.0.guest;
         let size = memory.0.mapping.as_ref().map_or(0, |mapping| mapping.size);
         theirs
@@ -106,20 +109,16 @@ impl Offer {
                 None => Ok(memory.clone()),
                 Some(fd) => {
                     let mapping = Mapping::import(&guest.context, fd, size)?;
-                    Ok(Self::peer(guest, mapping, memory.bytes()))
+                    Ok(GuestMemory::of(guest, rank, mapping, memory.bytes()))
                 }
             })
             .collect()
     }
-
-    fn peer(guest: &Arc<Guest>, mapping: Mapping, bytes: u64) -> GuestMemory {
-        GuestMemory::of(guest, mapping, bytes)
-    }
 }
 
-fn lost(why: &str) -> DeviceError {
+fn lost(rank: u32, why: &str) -> DeviceError {
     DeviceError::Rendezvous {
-        rank: 0,
+        rank,
         address: "the exchange of memory on this machine".to_owned(),
         why: why.to_owned(),
     }

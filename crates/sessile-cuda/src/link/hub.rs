@@ -11,11 +11,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::wire::{Frame, Reply, Request, greet};
+use super::wire::{Frame, Reply, Request, fit, greet};
 
 /// What the reading threads tell the owning one.
 enum News {
-    Came(u32, TcpStream),
+    /// A rank that has proved itself; what is told back is whether it is taken in.
+    Came(u32, TcpStream, Sender<bool>),
     Asked(u32, Request),
     Went(u32),
 }
@@ -89,8 +90,13 @@ fn serve(
     let Ok(rank) = greet(&stream, secret, world) else { return };
     drop(proving);
     let (Ok(()), Ok(writer)) = (stream.set_read_timeout(None), stream.try_clone()) else { return };
+    let (taken, answer) = channel();
+    let _ = hub.send(News::Came(rank, writer, taken));
+    // The end of one that is not taken in is not the end of the rank.
+    if answer.recv() != Ok(true) {
+        return;
+    }
     let _ = came.send(());
-    let _ = hub.send(News::Came(rank, writer));
     while let Ok(request) = Request::receive(&stream) {
         let _ = hub.send(News::Asked(rank, request));
     }
@@ -116,6 +122,7 @@ struct Waiting {
 }
 
 struct Group {
+    name: String,
     ranks: Vec<u32>,
     /// Members that have asked for it; who waits for it.
     present: Vec<bool>,
@@ -128,6 +135,8 @@ struct Group {
 }
 
 struct Round {
+    /// Bytes of what was given so far, also of what stayed away.
+    lengths: Vec<u64>,
     payloads: Vec<Option<Vec<u8>>>,
     waiting: Vec<Waiting>,
 }
@@ -173,7 +182,9 @@ impl Hub {
         let born = Instant::now();
         loop {
             match news.recv_timeout(Duration::from_millis(50)) {
-                Ok(News::Came(rank, writer)) => self.came(rank, writer),
+                Ok(News::Came(rank, writer, taken)) => {
+                    let _ = taken.send(self.came(rank, writer));
+                }
                 Ok(News::Asked(rank, request)) => self.asked(rank, request),
                 Ok(News::Went(rank)) => self.went(rank),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -206,23 +217,26 @@ impl Hub {
         }
     }
 
-    fn came(&mut self, rank: u32, writer: TcpStream) {
-        // A second one under the same number is not taken.
-        if self.places[rank as usize] == Place::Expected {
-            self.places[rank as usize] = Place::Here;
-            self.writers[rank as usize] = Some(writer);
-            for (failed, why) in self.failed.clone() {
-                self.tell(rank, &Reply::Failed { rank: failed, why });
-            }
-            for lost in 0..self.places.len() {
-                if self.places[lost] == Place::Lost {
-                    self.tell(rank, &Reply::Lost { rank: u32::try_from(lost).unwrap_or(u32::MAX) });
-                }
-            }
-            self.told_all();
-        } else {
+    /// Whether it is taken in: a second one under the same number is not.
+    fn came(&mut self, rank: u32, writer: TcpStream) -> bool {
+        if self.places[rank as usize] != Place::Expected {
+            let _ = Reply::Taken.send(&writer);
             let _ = writer.shutdown(std::net::Shutdown::Both);
+            return false;
         }
+        self.places[rank as usize] = Place::Here;
+        self.writers[rank as usize] = Some(writer);
+        self.tell(rank, &Reply::Welcome);
+        for (failed, why) in self.failed.clone() {
+            self.tell(rank, &Reply::Failed { rank: failed, why });
+        }
+        for lost in 0..self.places.len() {
+            if self.places[lost] == Place::Lost {
+                self.tell(rank, &Reply::Lost { rank: u32::try_from(lost).unwrap_or(u32::MAX) });
+            }
+        }
+        self.told_all();
+        true
     }
 
     fn went(&mut self, rank: u32) {
@@ -262,8 +276,8 @@ impl Hub {
             Request::Join { ask, millis, name, ranks } => {
                 self.join(Waiting { rank, ask, until: until(millis) }, name, ranks);
             }
-            Request::Gather { ask, millis, group, payload } => {
-                self.gather(Waiting { rank, ask, until: until(millis) }, group, payload);
+            Request::Gather { ask, millis, group, bytes, payload } => {
+                self.gather(Waiting { rank, ask, until: until(millis) }, group, bytes, payload);
             }
             Request::Abort { group, why } => self.abort(rank, group, &why),
             Request::Fail { ask, why } => {
@@ -341,6 +355,7 @@ impl Hub {
         });
         let size = ranks.len();
         let group = self.groups.entry(number).or_insert_with(|| Group {
+            name,
             ranks,
             present: vec![false; size],
             joining: Vec::new(),
@@ -396,7 +411,7 @@ impl Hub {
         }
     }
 
-    fn gather(&mut self, waiting: Waiting, number: u64, payload: Vec<u8>) {
+    fn gather(&mut self, waiting: Waiting, number: u64, bytes: u64, payload: Vec<u8>) {
         let rank = waiting.rank;
         let member = self.groups.get(&number).and_then(|group| group.ranks.iter().position(|r| *r == rank));
         let (Some(group), Some(member)) = (self.groups.get_mut(&number), member) else {
@@ -408,10 +423,12 @@ impl Hub {
         let size = group.ranks.len();
         let at = group.next[member];
         group.next[member] += 1;
-        let round = group
-            .rounds
-            .entry(at)
-            .or_insert_with(|| Round { payloads: vec![None; size], waiting: Vec::new() });
+        let round = group.rounds.entry(at).or_insert_with(|| Round {
+            lengths: Vec::new(),
+            payloads: vec![None; size],
+            waiting: Vec::new(),
+        });
+        round.lengths.push(bytes.max(payload.len() as u64));
         round.payloads[member] = Some(payload);
         round.waiting.push(waiting);
         let lacks: Vec<u32> = group
@@ -423,6 +440,13 @@ impl Hub {
             .collect();
         if lacks.is_empty() {
             let Some(round) = group.rounds.remove(&at) else { return };
+            if !fit(round.lengths.iter().copied()) {
+                let bytes = round.lengths.into_iter().fold(0, u64::saturating_add);
+                for waiting in round.waiting {
+                    self.tell(waiting.rank, &Reply::TooLong { ask: waiting.ask, bytes });
+                }
+                return;
+            }
             let payloads: Vec<Vec<u8>> = round.payloads.into_iter().flatten().collect();
             for waiting in round.waiting {
                 self.tell(waiting.rank, &Reply::Gathered { ask: waiting.ask, payloads: payloads.clone() });
@@ -439,8 +463,7 @@ impl Hub {
         }
         group.aborted = Some(rank);
         let members = group.ranks.clone();
-        let told: Vec<Waiting> =
-            group.rounds.values_mut().flat_map(|round| std::mem::take(&mut round.waiting)).collect();
+        let told: Vec<Waiting> = group.rounds.drain().flat_map(|(_, round)| round.waiting).collect();
         // First why, then that there is nothing to wait for.
         for member in members {
             self.tell(member, &Reply::Aborted { group: number, rank, why: why.to_owned() });
@@ -450,19 +473,31 @@ impl Hub {
         }
     }
 
-    /// Answers those whose time is over.
+    /// Answers those whose time is over. Who no longer waits for a group is no part of it: it may ask again, and who comes
+    /// later waits for it.
     fn expire(&mut self, now: Instant) {
         let mut told = Vec::new();
+        let mut left = Vec::new();
         for group in self.groups.values_mut() {
             let missing = |have: &mut dyn Iterator<Item = bool>| {
                 group.ranks.iter().zip(have).find(|(_, have)| !have).map_or(0, |(rank, _)| *rank)
             };
             let rank = missing(&mut group.present.iter().copied());
-            told.extend(group.joining.extract_if(.., |waiting| waiting.until <= now).map(|w| (w, rank)));
+            for waiting in group.joining.extract_if(.., |waiting| waiting.until <= now) {
+                if let Some(member) = group.ranks.iter().position(|rank| *rank == waiting.rank) {
+                    group.present[member] = false;
+                    left.push((group.name.clone(), member));
+                }
+                told.push((waiting, rank));
+            }
             for round in group.rounds.values_mut() {
                 let rank = missing(&mut round.payloads.iter().map(Option::is_some));
                 told.extend(round.waiting.extract_if(.., |waiting| waiting.until <= now).map(|w| (w, rank)));
             }
+        }
+        for (name, member) in left {
+            let asked = self.names.get_mut(&name).and_then(|name| name.asked.get_mut(member));
+            asked.into_iter().for_each(|asked| *asked = asked.saturating_sub(1));
         }
         for (waiting, rank) in told {
             self.tell(waiting.rank, &Reply::Late { ask: waiting.ask, rank });

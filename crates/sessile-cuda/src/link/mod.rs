@@ -14,17 +14,22 @@ use std::time::{Duration, Instant};
 use sessile_hal::DeviceError;
 
 pub(crate) use self::wire::random;
-use self::wire::{Frame, Reply, Request, introduce};
+use self::wire::{Frame, MAX_FRAME, Reply, Request, fit, introduce};
 use crate::job::Job;
 
 /// Characters of a reason that are passed on.
 const MOST_WORDS: usize = 2000;
+
+/// How long news may be on the way, from a rank that has failed to the others.
+const NEWS: Duration = Duration::from_secs(1);
 
 /// How an ask ended.
 pub(crate) enum Answer {
     Joined(u64),
     Refused,
     Gathered(Vec<Vec<u8>>),
+    /// The members' messages have this many bytes in all, which is too much.
+    TooLong(u64),
     Late(u32),
     Gone(u32),
     Left,
@@ -112,6 +117,18 @@ impl Link {
         introduce(&stream, &job.secret, job.rank, job.world).map_err(|error| {
             refused(job, format!("{error}: is the secret the same on every rank, and the number of ranks?"))
         })?;
+        match Reply::receive(&stream).map_err(|error| refused(job, error))? {
+            Reply::Welcome => {}
+            _ => {
+                let rank = job.rank;
+                return Err(refused(
+                    job,
+                    format!(
+                        "another process is, or was, rank {rank} of this job: give each a RANK of its own"
+                    ),
+                ));
+            }
+        }
         stream.set_read_timeout(None).map_err(|error| refused(job, error))?;
         let reader = stream.try_clone().map_err(|error| refused(job, error))?;
         let told = state.clone();
@@ -120,6 +137,11 @@ impl Link {
             .spawn(move || listen(&reader, &told))
             .map_err(|error| refused(job, error))?;
         Ok(Link { rank: job.rank, wire: Some(Wire { writer: Mutex::new(stream) }), state })
+    }
+
+    /// This rank.
+    pub(crate) fn rank(&self) -> u32 {
+        self.rank
     }
 
     fn ask(&self, until: Duration, request: impl FnOnce(u64) -> Request) -> Answer {
@@ -165,8 +187,40 @@ impl Link {
         if self.wire.is_none() {
             return Answer::Gathered(vec![payload.to_vec()]);
         }
-        let payload = payload.to_vec();
-        self.ask(deadline, |ask| Request::Gather { ask, millis: millis(deadline), group, payload })
+        let bytes = payload.len() as u64;
+        // What can't be sent is counted all the same: the others wait for it, too.
+        let payload = if fit(std::iter::once(bytes)) { payload.to_vec() } else { Vec::new() };
+        self.ask(deadline, |ask| Request::Gather { ask, millis: millis(deadline), group, bytes, payload })
+    }
+
+    /// All-gathers bytes in a group, or says why not.
+    pub(crate) fn exchange(
+        &self,
+        group: Group<'_>,
+        payload: &[u8],
+        deadline: Duration,
+    ) -> Result<Vec<Vec<u8>>, DeviceError> {
+        match self.gather(group.id, payload, deadline) {
+            Answer::Gathered(payloads) => Ok(payloads),
+            Answer::TooLong(bytes) => Err(DeviceError::ExchangeTooLong {
+                rank: self.rank,
+                group: group.name.to_owned(),
+                bytes,
+                most: MAX_FRAME as u64,
+            }),
+            other => Err(self.given_up(group).unwrap_or_else(|| {
+                self.unanswered(other, format!("an exchange of group `{}`", group.name), deadline)
+            })),
+        }
+    }
+
+    /// The error of an ask that ended without what was asked for.
+    pub(crate) fn unanswered(&self, answer: Answer, what: String, after: Duration) -> DeviceError {
+        match answer {
+            Answer::Late(missing) => DeviceError::PeerTimeout { rank: self.rank, missing, what, after },
+            Answer::Gone(peer) => self.gone(peer, || what),
+            _ => self.gone(0, || what),
+        }
     }
 
     /// Tells the group's members that this rank gives it up, and why if it was not asked to: none of them waits for it in
@@ -211,6 +265,24 @@ impl Link {
         let _ = self.ask(Duration::from_secs(2), |ask| Request::Fail { ask, why });
     }
 
+    /// Why a group is hopeless, if it is: why one of its members gave it up, or which of them has gone.
+    pub(crate) fn cause(&self, group: Group<'_>, what: impl FnOnce() -> String) -> Option<DeviceError> {
+        self.given_up(group).or_else(|| self.lost(group.ranks).map(|peer| self.gone(peer, what)))
+    }
+
+    /// The cause of something that a member's end or error has caused, so that news of it may be on the way; `None` if none
+    /// comes.
+    pub(crate) fn cause_soon(&self, group: Group<'_>, what: impl Fn() -> String) -> Option<DeviceError> {
+        let until = Instant::now() + NEWS;
+        loop {
+            let cause = self.cause(group, &what);
+            if cause.is_some() || Instant::now() > until {
+                return cause;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// That `peer` has gone: why, if it said so, or else in the middle of what.
     pub(crate) fn gone(&self, peer: u32, what: impl FnOnce() -> String) -> DeviceError {
         let rank = self.rank;
@@ -220,19 +292,12 @@ impl Link {
         }
     }
 
-    /// What a wait for a group's members ended with that was given up: why one of them gave the group up, which of them has
-    /// gone, or else one that has not come.
+    /// What a wait for a group's members ended with that was given up: the cause, or else a member that has not come.
     pub(crate) fn absent(&self, group: Group<'_>, what: String, after: Duration) -> DeviceError {
-        if let Some(error) = self.given_up(group) {
-            return error;
-        }
-        match self.lost(group.ranks) {
-            Some(peer) => self.gone(peer, || what),
-            None => {
-                let missing = group.ranks.iter().copied().find(|rank| *rank != self.rank).unwrap_or(0);
-                DeviceError::PeerTimeout { rank: self.rank, missing, what, after }
-            }
-        }
+        self.cause(group, || what.clone()).unwrap_or_else(|| {
+            let missing = group.ranks.iter().copied().find(|rank| *rank != self.rank).unwrap_or(0);
+            DeviceError::PeerTimeout { rank: self.rank, missing, what, after }
+        })
     }
 
     /// Leaves in order: returns when all others have left too, or after `deadline`.
@@ -284,9 +349,11 @@ fn listen(reader: &TcpStream, state: &State) {
             Reply::Joined { ask, group } => (ask, Answer::Joined(group)),
             Reply::Refused { ask } => (ask, Answer::Refused),
             Reply::Gathered { ask, payloads } => (ask, Answer::Gathered(payloads)),
+            Reply::TooLong { ask, bytes } => (ask, Answer::TooLong(bytes)),
             Reply::Late { ask, rank } => (ask, Answer::Late(rank)),
             Reply::Gone { ask, rank } => (ask, Answer::Gone(rank)),
             Reply::Left { ask } => (ask, Answer::Left),
+            Reply::Welcome | Reply::Taken => continue,
             Reply::Lost { rank } => {
                 known.lost.push(rank);
                 state.news.notify_all();

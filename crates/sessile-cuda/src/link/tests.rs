@@ -6,17 +6,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::*;
 use crate::device::{CudaDevice, DeviceOptions};
 
-/// Runs a program on every rank of a job of its own.
-fn run<T: Send>(world: u32, program: impl Fn(u32, Link) -> T + Sync) -> Vec<T> {
+/// Places of the ranks of a job of its own.
+fn place(world: u32) -> impl Fn(u32) -> Job {
     let port = TcpListener::bind("127.0.0.1:0").expect("binds").local_addr().expect("address").port();
-    let job = |rank| Job {
+    move |rank| Job {
         rank,
         world,
         local_rank: rank,
         address: "127.0.0.1".to_owned(),
         port,
         secret: b"a secret of tests".to_vec(),
-    };
+    }
+}
+
+/// Runs a program on every rank of a job of its own.
+fn run<T: Send>(world: u32, program: impl Fn(u32, Link) -> T + Sync) -> Vec<T> {
+    let job = place(world);
     let program = &program;
     std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..world)
@@ -58,20 +63,12 @@ fn members_gather_in_group_order_round_by_round() {
 
 #[test]
 fn more_silent_strangers_than_are_heard_at_once_do_not_keep_ranks_from_meeting() {
-    let port = TcpListener::bind("127.0.0.1:0").expect("binds").local_addr().expect("address").port();
-    let job = |rank| Job {
-        rank,
-        world: 2,
-        local_rank: rank,
-        address: "127.0.0.1".to_owned(),
-        port,
-        secret: b"a secret of tests".to_vec(),
-    };
+    let job = place(2);
     std::thread::scope(|scope| {
         let first = scope.spawn(|| Link::connect(&job(0), LONG).expect("connects"));
         let mut strangers = Vec::new();
         while strangers.len() < 100 {
-            match TcpStream::connect(("127.0.0.1", port)) {
+            match TcpStream::connect(("127.0.0.1", job(0).port)) {
                 Ok(stranger) => strangers.push(stranger),
                 Err(_) => std::thread::sleep(Duration::from_millis(1)),
             }
@@ -159,18 +156,8 @@ fn a_rank_that_comes_after_another_has_failed_is_told_why() {
     for fails in 0..2 {
         let failed = AtomicBool::new(false);
         let came = AtomicBool::new(false);
-        let port = TcpListener::bind("127.0.0.1:0").expect("binds").local_addr().expect("address").port();
-        let connect = |rank| {
-            let job = Job {
-                rank,
-                world: 3,
-                local_rank: rank,
-                address: "127.0.0.1".to_owned(),
-                port,
-                secret: b"a secret of tests".to_vec(),
-            };
-            Link::connect(&job, LONG).expect("connects")
-        };
+        let job = place(3);
+        let connect = |rank| Link::connect(&job(rank), LONG).expect("connects");
         std::thread::scope(|scope| {
             for rank in 0..2 {
                 let (connect, came, failed) = (&connect, &came, &failed);
@@ -207,15 +194,7 @@ fn a_rank_that_comes_after_another_has_failed_is_told_why() {
 #[test]
 fn a_rank_without_its_gpu_says_so_to_the_others() {
     for lacks in 0..2 {
-        let port = TcpListener::bind("127.0.0.1:0").expect("binds").local_addr().expect("address").port();
-        let job = |rank| Job {
-            rank,
-            world: 2,
-            local_rank: rank,
-            address: "127.0.0.1".to_owned(),
-            port,
-            secret: b"a secret of tests".to_vec(),
-        };
+        let job = place(2);
         let begin = Instant::now();
         std::thread::scope(|scope| {
             let without = scope.spawn(|| {
@@ -324,6 +303,104 @@ fn a_member_that_can_t_make_its_part_of_a_group_ends_the_others_calls_at_once_an
         assert!(matches!(link.gather(group, &[], LONG), Answer::Gathered(_)));
         link.leave(LONG);
     });
+}
+
+#[test]
+fn a_rank_that_can_t_begin_tells_the_others_why() {
+    for declines in 0..2 {
+        let job = place(2);
+        let begin = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| CudaDevice::decline(&job(declines), LONG, "no such file"));
+            let link = Link::connect(&job(1 - declines), LONG).expect("connects");
+            assert!(matches!(link.join("both", &[0, 1], LONG), Answer::Gone(gone) if gone == declines));
+            let said = link.gone(declines, || "a join".to_owned());
+            assert!(matches!(&said, DeviceError::PeerFailed { why, .. } if why == "no such file"), "{said}");
+            link.leave(LONG);
+        });
+        assert!(begin.elapsed() < LONG / 2, "{:?}", begin.elapsed());
+    }
+}
+
+#[test]
+fn a_second_process_with_a_taken_rank_is_refused_and_disturbs_nobody() {
+    let job = place(3);
+    std::thread::scope(|scope| {
+        let zero = scope.spawn(|| Link::connect(&job(0), LONG).expect("connects"));
+        let one = Link::connect(&job(1), LONG).expect("connects");
+        let zero = zero.join().expect("no panic");
+        for _ in 0..3 {
+            let error = Link::connect(&job(1), LONG).err().expect("refused").to_string();
+            assert!(error.contains("rank 1") && error.contains("RANK"), "{error}");
+        }
+        let two = Link::connect(&job(2), LONG).expect("is still expected");
+        for link in [zero, one, two] {
+            scope.spawn(move || {
+                let group = join(&link, "all", &[0, 1, 2]);
+                assert!(matches!(link.gather(group, &[], LONG), Answer::Gathered(_)));
+                assert_eq!(link.lost(&[0, 1, 2]), None);
+                link.leave(LONG);
+            });
+        }
+    });
+}
+
+#[test]
+fn messages_too_long_for_one_exchange_are_an_error_of_all_members_and_the_group_goes_on() {
+    run(2, |rank, link| {
+        let all = Group { id: join(&link, "all", &[0, 1]), name: "all", ranks: &[0, 1] };
+        // Together; and one that can't even be sent.
+        for [zero, one] in [[40 << 20, 40 << 20], [0, 70 << 20], [MAX_FRAME, 0]] {
+            let mine = vec![7; if rank == 0 { zero } else { one }];
+            let error = link.exchange(all, &mine, LONG).expect_err("too long");
+            let (bytes, most) = ((zero + one) as u64, MAX_FRAME as u64);
+            assert_eq!(error, DeviceError::ExchangeTooLong { rank, group: "all".to_owned(), bytes, most });
+        }
+        let all = link.exchange(all, &[rank as u8], LONG).expect("goes on");
+        assert_eq!(all, [[0], [1]]);
+        link.leave(LONG);
+    });
+}
+
+#[test]
+fn who_gave_up_waiting_for_a_group_is_no_part_of_it_until_it_asks_again() {
+    let turn = std::sync::Barrier::new(2);
+    run(2, |rank, link| {
+        let short = Duration::from_millis(200);
+        for waits in [0, 1, 0] {
+            if rank == waits {
+                let answer = link.join("both", &[0, 1], short);
+                assert!(matches!(answer, Answer::Late(late) if late == 1 - rank));
+            }
+            turn.wait();
+        }
+        let group = join(&link, "both", &[0, 1]);
+        let Answer::Gathered(all) = link.gather(group, &[rank as u8], LONG) else { panic!("gathers") };
+        assert_eq!(all, [[0], [1]]);
+        link.leave(LONG);
+    });
+}
+
+#[test]
+fn an_exchange_of_memory_that_a_member_can_t_make_ends_with_what_that_member_says() {
+    for fails in [Link::fail, |link: &Link, why: &str| link.abort(1, why)] {
+        run(2, |rank, link| {
+            let all = Group { id: join(&link, "all", &[0, 1]), name: "all", ranks: &[0, 1] };
+            assert_eq!(all.id, 1);
+            if rank == 1 {
+                // Its socket is gone before its words are there.
+                let gone = crate::handover::Handover::new().expect("listens").invitation;
+                link.exchange(all, &gone, LONG).expect("exchanges");
+                std::thread::sleep(Duration::from_millis(100));
+                return fails(&link, "no memory");
+            }
+            let file = std::fs::File::open("/dev/null").expect("opens").into();
+            let error = crate::handover::between(&link, all, rank, &file, LONG).expect_err("fails");
+            let DeviceError::PeerFailed { peer: 1, why, .. } = &error else { panic!("{error}") };
+            assert_eq!(why, "no memory");
+            link.leave(LONG);
+        });
+    }
 }
 
 #[test]

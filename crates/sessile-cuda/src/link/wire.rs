@@ -16,15 +16,15 @@ use sha2::Sha256;
 
 /// Longest frame, in bytes.
 pub(crate) const MAX_FRAME: usize = 64 << 20;
-const MAGIC: [u8; 8] = *b"sessile1";
+const MAGIC: [u8; 8] = *b"sessile2";
 
 /// What a rank asks of the hub. `ask` numbers the requests of a rank; the answer carries it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     /// To make, with the others, the group of `ranks` named `name`.
     Join { ask: u64, millis: u64, name: String, ranks: Vec<u32> },
-    /// To give `payload` to the group's next all-gather.
-    Gather { ask: u64, millis: u64, group: u64, payload: Vec<u8> },
+    /// To give `payload` to the group's next all-gather. What is longer than a frame stays away; `bytes` is its length.
+    Gather { ask: u64, millis: u64, group: u64, bytes: u64, payload: Vec<u8> },
     /// To tell the group that this rank gives it up: why, or nothing if it was asked to.
     Abort { group: u64, why: String },
     /// To leave for good, once all others do.
@@ -36,12 +36,18 @@ pub(crate) enum Request {
 /// What the hub tells a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
+    /// The first word: the rank is taken in.
+    Welcome,
+    /// The only word: another process is, or was, this rank.
+    Taken,
     /// The group is complete; its number in the job.
     Joined { ask: u64, group: u64 },
     /// The name belongs to a group of other ranks.
     Refused { ask: u64 },
     /// What the members gave, in group order.
     Gathered { ask: u64, payloads: Vec<Vec<u8>> },
+    /// What the members gave, this many bytes in all, is longer than a frame.
+    TooLong { ask: u64, bytes: u64 },
     /// A member did not come in time.
     Late { ask: u64, rank: u32 },
     /// A member has gone, or given the group up.
@@ -168,8 +174,8 @@ impl Frame for Request {
             Request::Join { ask, millis, name, ranks } => {
                 Writer::new(1).number(*ask).number(*millis).bytes(name.as_bytes()).ranks(ranks).0
             }
-            Request::Gather { ask, millis, group, payload } => {
-                Writer::new(2).number(*ask).number(*millis).number(*group).bytes(payload).0
+            Request::Gather { ask, millis, group, bytes, payload } => {
+                Writer::new(2).number(*ask).number(*millis).number(*group).number(*bytes).bytes(payload).0
             }
             Request::Abort { group, why } => Writer::new(3).number(*group).bytes(why.as_bytes()).0,
             Request::Leave { ask } => Writer::new(4).number(*ask).0,
@@ -190,6 +196,7 @@ impl Frame for Request {
                 ask: r.number()?,
                 millis: r.number()?,
                 group: r.number()?,
+                bytes: r.number()?,
                 payload: r.bytes()?,
             },
             3 => Request::Abort { group: r.number()?, why: text(r.bytes()?)? },
@@ -211,6 +218,9 @@ impl Frame for Reply {
                 let start = Writer::new(3).number(*ask).number(payloads.len() as u64);
                 payloads.iter().fold(start, |frame, payload| frame.bytes(payload)).0
             }
+            Reply::Welcome => Writer::new(11).0,
+            Reply::Taken => Writer::new(12).0,
+            Reply::TooLong { ask, bytes } => pair(13, *ask, *bytes),
             Reply::Late { ask, rank } => pair(4, *ask, u64::from(*rank)),
             Reply::Gone { ask, rank } => pair(5, *ask, u64::from(*rank)),
             Reply::Left { ask } => Writer::new(6).number(*ask).0,
@@ -236,10 +246,19 @@ impl Frame for Reply {
             8 => Reply::Leaves { rank: r.rank()? },
             9 => Reply::Aborted { group: r.number()?, rank: r.rank()?, why: text(r.bytes()?)? },
             10 => Reply::Failed { rank: r.rank()?, why: text(r.bytes()?)? },
+            11 => Reply::Welcome,
+            12 => Reply::Taken,
+            13 => Reply::TooLong { ask: r.number()?, bytes: r.number()? },
             _ => return Err(bad("an unknown reply")),
         };
         r.end(reply)
     }
+}
+
+/// Whether messages of these lengths fit into a frame, with what it begins with.
+pub(crate) fn fit(lengths: impl Iterator<Item = u64>) -> bool {
+    let head = 64;
+    lengths.fold(head, |sum: u64, length| sum.saturating_add(length.saturating_add(8))) <= MAX_FRAME as u64
 }
 
 /// Random bytes of the system.
@@ -299,7 +318,7 @@ mod tests {
     fn requests() -> Vec<Request> {
         vec![
             Request::Join { ask: 1, millis: 2, name: "a".to_owned(), ranks: vec![3, 0] },
-            Request::Gather { ask: u64::MAX, millis: 0, group: 7, payload: vec![1, 2, 3] },
+            Request::Gather { ask: u64::MAX, millis: 0, group: 7, bytes: 3, payload: vec![1, 2, 3] },
             Request::Abort { group: 9, why: "no memory".to_owned() },
             Request::Leave { ask: 4 },
             Request::Fail { ask: 5, why: "no memory".to_owned() },
@@ -311,6 +330,9 @@ mod tests {
             Reply::Joined { ask: 1, group: 2 },
             Reply::Refused { ask: 3 },
             Reply::Gathered { ask: 4, payloads: vec![vec![], vec![5]] },
+            Reply::Welcome,
+            Reply::Taken,
+            Reply::TooLong { ask: 5, bytes: 1 << 40 },
             Reply::Late { ask: 5, rank: 6 },
             Reply::Gone { ask: 5, rank: 6 },
             Reply::Left { ask: 7 },

@@ -22,9 +22,12 @@ impl Core {
         let sealed = match sealed {
             Ok(sealed) => sealed,
             Err(error) => {
-                let raised = std::iter::once(&self.world).chain(self.groups.values()).find_map(Group::raised);
+                let groups = std::iter::once(&self.world).chain(self.groups.values());
+                let raised: Vec<PyErr> = groups.filter_map(Group::raised).collect();
+                // Of an error of this rank itself an exchange after it is no cause.
+                let stands_for_it = matches!(error, RuntimeError::Device(DeviceError::Rendezvous { .. }));
                 let failure = PyErr::from(Failure::from(error));
-                if let Some(cause) = raised {
+                if let Some(cause) = raised.into_iter().next().filter(|_| stands_for_it) {
                     failure.set_cause(py, Some(cause));
                 }
                 return Err(failure);
