@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Process id of the launcher, in the environment of the ranks that it starts.
-const LAUNCHER: &str = "SESSILE_LAUNCHER";
+pub(crate) const LAUNCHER: &str = "SESSILE_LAUNCHER";
 /// NCCL uses NVLink multicast unless this is 0; ranks leave it off unless the user says otherwise.
 const MULTICAST: &str = "NCCL_NVLS_ENABLE";
 /// NCCL takes ranks that share a GPU only as ranks of different machines, which this names.
@@ -24,7 +24,7 @@ const HOST: &str = "NCCL_HOSTID";
 /// How long the other ranks may go on after one has failed: they learn of it and say so.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// Whether this process is a rank that a launcher started. If so, it ends when the launcher does.
+/// Whether this process is a rank, or another part, that a launcher started. If so, it ends when the launcher does.
 ///
 /// # Errors
 /// That the launcher has gone already.

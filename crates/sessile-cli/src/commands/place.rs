@@ -77,8 +77,23 @@ impl Part {
             return Ok(Part::Launch(Launch { ranks, share }));
         }
         let job = Job::from_env().map_err(|error| Failure::Input(error.to_string()))?;
-        ready(job.world).map_err(opening)?;
-        Ok(Part::Rank(job))
+        let ready = ready(job.world).map_err(opening);
+        let part = Part::Rank(job);
+        part.or_tell(place, ready)?;
+        Ok(part)
+    }
+
+    /// What this process has prepared before it has a GPU. If it could not, the other ranks are told why: some may be waiting
+    /// for this one already.
+    ///
+    /// # Errors
+    /// The given one.
+    pub(super) fn or_tell<T>(&self, place: &Place, prepared: Result<T, Failure>) -> Result<T, Failure> {
+        prepared.inspect_err(|failure| {
+            if let Part::Rank(job) = self {
+                CudaDevice::decline(job, Duration::from_secs(place.timeout.into()), &failure.to_string());
+            }
+        })
     }
 
     /// Ranks of the job: what `--ranks` says, which on GPUs can only repeat what was started.

@@ -7,6 +7,7 @@ mod check;
 mod doctor;
 mod help;
 mod plan;
+mod ranks;
 mod report;
 mod sandbox;
 mod schema;

@@ -87,12 +87,16 @@ pub(super) fn run(args: &GraphsArgs) -> Result<Verdict, Failure> {
         ));
     }
     let part = Part::find(&args.place)?;
-    let ranks = part.ranks(args.ranks, 2)?;
-    if !(1..=64).contains(&ranks) {
-        return Err(Failure::Input(format!("--ranks {ranks}: use 1 to 64")));
-    }
-    let layouts = layouts(args, ranks)?;
-    let [file] = output::prepare([("--json", args.common.json.as_deref())], &[])?;
+    let prepare = || {
+        let ranks = part.ranks(args.ranks, 2)?;
+        if !(1..=64).contains(&ranks) {
+            return Err(Failure::Input(format!("--ranks {ranks}: use 1 to 64")));
+        }
+        let layouts = layouts(args, ranks)?;
+        let [file] = output::prepare([("--json", args.common.json.as_deref())], &[])?;
+        Ok((ranks, layouts, file))
+    };
+    let (ranks, layouts, file) = part.or_tell(&args.place, prepare())?;
     match part {
         Part::Launch(ranks) => launch::launch(ranks),
         Part::Host => {

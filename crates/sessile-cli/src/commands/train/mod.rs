@@ -38,29 +38,14 @@ pub(super) fn run(args: &TrainArgs) -> Result<Verdict, Failure> {
     }
     bounds_something(&args.job.place, args.may_reduce_in_one_shot())?;
     let part = Part::find(&args.job.place)?;
-    let config = args.config(part.ranks(args.job.ranks, HOST_RANKS)?);
-    config.check().map_err(|error| Failure::Input(error.to_string()))?;
-    only_with_graphs(args, &config)?;
-    if args.job.place.device == DeviceName::Cuda {
-        size::check_shapes(&config)?;
-    }
-    let data = match &args.files.data {
-        Some(path) => input::data(path, config.longest(), config.window() + 1)?,
-        None => text::built_in(config.longest(), config.window() + 1)?,
-    };
+    let Prepared { config, data, files } = part.or_tell(&args.job.place, prepare(args, &part))?;
     match part {
-        Part::Host => {
-            size::check(&config)?;
-            report(args, &config, |observe| Ok((train(&config, &data, observe).map_err(failure)?, None)))
-        }
+        Part::Host => report(args, &config, files, |observe| {
+            Ok((train(&config, &data, observe).map_err(failure)?, None))
+        }),
         // Only once all options are known to be good: each rank would say the same.
-        Part::Launch(ranks) => {
-            size::check_log(&config)?;
-            Files::prepare(args)?;
-            launch::launch(ranks)
-        }
-        Part::Rank(job) if job.rank == 0 => report(args, &config, |observe| {
-            size::check_log(&config)?;
+        Part::Launch(ranks) => launch::launch(ranks),
+        Part::Rank(job) if job.rank == 0 => report(args, &config, files, |observe| {
             cuda::run(args, &job, &config, &data, observe).map(|(outcome, about)| (outcome, Some(about)))
         }),
         Part::Rank(job) => {
@@ -71,13 +56,47 @@ pub(super) fn run(args: &TrainArgs) -> Result<Verdict, Failure> {
     }
 }
 
+/// What a run needs beside a device.
+struct Prepared {
+    config: TrainConfig,
+    data: Vec<u8>,
+    /// Of who reports; empty on other ranks.
+    files: Files,
+}
+
+/// Finds all that can be wrong before anything runs.
+fn prepare(args: &TrainArgs, part: &Part) -> Result<Prepared, Failure> {
+    let config = args.config(part.ranks(args.job.ranks, HOST_RANKS)?);
+    config.check().map_err(|error| Failure::Input(error.to_string()))?;
+    only_with_graphs(args, &config)?;
+    if args.job.place.device == DeviceName::Cuda {
+        size::check_shapes(&config)?;
+    }
+    let data = match &args.files.data {
+        Some(path) => input::data(path, config.longest(), config.window() + 1)?,
+        None => text::built_in(config.longest(), config.window() + 1)?,
+    };
+    let files = match part {
+        Part::Host => {
+            size::check(&config)?;
+            Files::prepare(args)?
+        }
+        Part::Rank(job) if job.rank > 0 => Files::default(),
+        Part::Launch(_) | Part::Rank(_) => {
+            size::check_log(&config)?;
+            Files::prepare(args)?
+        }
+    };
+    Ok(Prepared { config, data, files })
+}
+
 /// Runs, and tells of it: progress, files, tables.
 fn report(
     args: &TrainArgs,
     config: &TrainConfig,
+    files: Files,
     run: impl FnOnce(&(dyn Fn(&TrainEvent) + Sync)) -> Result<(TrainOutcome, Option<Cuda>), Failure>,
 ) -> Result<Verdict, Failure> {
-    let files = Files::prepare(args)?;
     let progress = Progress::new(args.common.quiet, config.steps.into());
     let outcome = run(&|event: &TrainEvent| observe(&progress, event));
     progress.end();
@@ -159,6 +178,7 @@ fn ticks(config: &TrainConfig) -> Ticks {
 }
 
 /// The files that were asked for.
+#[derive(Default)]
 struct Files {
     json: Option<Output>,
     trace: Option<Output>,

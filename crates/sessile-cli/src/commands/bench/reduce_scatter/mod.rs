@@ -19,7 +19,7 @@ use self::{
 };
 use crate::{
     args::ReduceScatterArgs,
-    commands::json,
+    commands::{json, launch},
     failure::{Failure, Verdict},
     output,
     ui::{Lines, Progress, table},
@@ -37,6 +37,9 @@ const UNIT: u64 = 65_536;
 /// Measures, prints tables, writes files.
 pub(super) fn run(args: &ReduceScatterArgs) -> Result<Verdict, Failure> {
     check(args)?;
+    if args.part {
+        launch::is_rank()?;
+    }
     if args.expected {
         let mut lines = Lines::new(args.common.quiet);
         return expected::tell(args, &mut lines).map(|()| Verdict::Good);

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use super::measure::Row;
-use crate::{args::ReduceScatterArgs, failure::Failure};
+use crate::{args::ReduceScatterArgs, commands::launch::LAUNCHER, failure::Failure};
 
 /// What frameworks run, as a program for Python.
 const TORCH: &str = include_str!("../../../../../../examples/torch/reduce_scatter.py");
@@ -25,6 +25,7 @@ pub(super) fn tuned(args: &ReduceScatterArgs, blocks: u32) -> Result<Vec<Row>, F
         .args(["--rounds", &args.rounds.to_string()])
         .args(["--ranks", &args.ranks.to_string(), "--gtp", &args.group().to_string()])
         .env("NCCL_SYM_CTAS", blocks.to_string())
+        .env(LAUNCHER, std::process::id().to_string())
         .stderr(Stdio::inherit())
         .output()
         .map_err(|error| failed(error.to_string()))?;
