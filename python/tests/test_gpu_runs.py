@@ -45,16 +45,27 @@ if sys.argv[1] == "--list":
 else:
     sys.exit(sys.argv[2] == "kernels::bad")
 """
+UNITS = """#!{python}
+import sys
+if sys.argv[1] == "--list":
+    names = [f"control_of_{{tool}}_x" for tool in ["memcheck", "racecheck", "initcheck", "synccheck"]]
+    print("\\n".join(f"oneshot::together::{{name}}: test" for name in ["sums", *names]) + "\\nother::one: test")
+"""
+# Finds what is wrong in the control of its tool, but for one tool that finds nothing.
 SANITIZER = """#!{python}
 import subprocess, sys
-print("========= ERROR SUMMARY: 0 errors")
-sys.exit(subprocess.run(sys.argv[sys.argv.index("86") + 1:][("--report-api-errors" in sys.argv) * 2:]).returncode)
+words = sys.argv[1:]
+while words[0].startswith("--"):
+    words = words[2:]
+found = f"control_of_{{sys.argv[2]}}" in words[2] and sys.argv[2] != "synccheck"
+print(f"========= ERROR SUMMARY: {{int(found)}} errors")
+sys.exit(86 if found else subprocess.run(words).returncode)
 """
 
 
 @pytest.fixture
 def out(tmp_path, monkeypatch):
-    stand_ins = {"sessile": PROGRAM, "gpu": TESTS, "compute-sanitizer": SANITIZER,
+    stand_ins = {"sessile": PROGRAM, "gpu": TESTS, "units": UNITS, "compute-sanitizer": SANITIZER,
                  "nvidia-smi": "#!/bin/sh\necho a GPU\necho a GPU\n"}
     for name, text in stand_ins.items():
         path = tmp_path / name
@@ -81,7 +92,7 @@ def test_of_steps_the_first_and_the_last_are_kept_and_their_number():
 
 
 def test_a_run_is_recorded_with_its_figures_and_output(out, monkeypatch, capsys):
-    status, records = main(monkeypatch, out, "--only", "doctor", "train-8")
+    status, records = main(monkeypatch, out, "--only", "doctor", "train-8-ring")
     assert status == 0 and list(records) == ["doctor"]
     assert "train-8-ring: skipped, needs 8 GPUs" in capsys.readouterr().out
     document = records["doctor"]
@@ -120,7 +131,18 @@ def test_gpu_tests_run_one_by_one_alone_and_under_each_tool(out, monkeypatch):
     assert status == 1 and records["tests"]["figures"] == {"tests": 2, "failed": {"kernels::bad": 1}}
     tool = records["sanitizer-memcheck"]["figures"]
     assert tool == {"tests": 2, "failed": {"kernels::bad": 1}, "summaries": {"ERROR SUMMARY: 0 errors": 2}}
-    assert len(records) == 9
+    # Those of the one-shot kernels are unit tests, which were not given.
+    assert len(records) == 5
+
+
+def test_unit_tests_run_alone_and_each_tool_must_find_the_fault_of_its_control(out, monkeypatch):
+    status, records = main(monkeypatch, out, "--units", out.parent / "units", "--only", "together", "sanitizer")
+    assert status == 1 and records["together"]["figures"] == {"tests": 1, "failed": {}}
+    good = {"ERROR SUMMARY: 0 errors": 1, "control: ERROR SUMMARY: 1 errors": 1}
+    for tool in ["memcheck", "racecheck", "initcheck"]:
+        assert records[f"sanitizer-{tool}-oneshot"]["figures"] == {"tests": 2, "failed": {}, "summaries": good}
+    missed = records["sanitizer-synccheck-oneshot"]
+    assert missed["exit"] == 1 and missed["figures"]["failed"] == {"oneshot::together::control_of_synccheck_x": 0}
 
 
 @pytest.mark.parametrize(("more", "said"), [
@@ -138,10 +160,10 @@ def test_arguments_that_name_nothing_are_refused_and_leave_nothing(out, monkeypa
 
 
 def test_the_tests_for_the_sanitizer_exist():
-    for name in record.SANITIZED:
-        _, module, test = name.split("::")
-        source = (ROOT / f"crates/sessile-cuda/tests/gpu/oneshot/{module}.rs").read_text()
-        assert re.search(rf"\bfn {test}\(\)", source), name
+    source = (ROOT / "crates/sessile-cuda/src/oneshot/together.rs").read_text()
+    assert record.CONTROL.startswith(record.TOGETHER) and record.TOGETHER == "oneshot::together::"
+    for tool in record.TOOLS:
+        assert re.search(rf"\bfn {record.CONTROL.removeprefix(record.TOGETHER)}{tool}_\w+\(\)", source), tool
 
 
 @pytest.fixture(autouse=True)
